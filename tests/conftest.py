@@ -1,0 +1,23 @@
+"""Fixtures that every room's tests may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real corpora and golden answers: $FEDMEM_SHARED, or `shared` beside the checkout.
+
+    Its absence is a failure in CI (CI=true), so that a gate cannot pass by skipping; elsewhere it is a stated skip.
+    """
+    folder = Path(os.environ.get("FEDMEM_SHARED") or REPOSITORY.parent / "shared")
+    if not (folder / "data").is_dir():
+        message = f"no shared data at {folder}: set FEDMEM_SHARED to the folder that holds data/"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder
