@@ -1,0 +1,347 @@
+"""Stage folders: what identifies a stage, where it lies, and how it is published whole or not at all.
+
+A stage's folder is `results/<stage>/<slug>-<hash8>/`. It is finished when it holds a manifest and for no other reason;
+a manifest is written last, in a hidden folder that then takes the stage's place in one rename. The hash covers what can
+change the result: effective parameters, the parent's identity, and the digests of files read from outside; not paths,
+devices or numbers of workers. This module knows nothing of what the stages do.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedmem.config import STAGES, StageConfig, check_together, model_folder
+
+PACKAGE = Path(__file__).resolve().parent
+MANIFEST = "manifest.json"
+NOTEBOOKS = {
+    "partition": "1_partition", "train": "2_train", "generate": "3_generate", "detect": "4_detect",
+    "analyze": "5_analyze", "studies": "6_report",
+}  # fmt: skip
+RECORDED_VERSIONS = ("accelerate", "flwr", "nltk", "numpy", "pandas", "pyarrow", "tantivy", "torch", "transformers")
+
+
+class StageError(RuntimeError):
+    """A stage folder that is missing, unfinished or not of the expected kind."""
+
+
+def results_root() -> Path:
+    """The results folder: $FEDMEM_RESULTS, else `results` of the checkout that holds the notebooks, else of the cwd."""
+    if os.environ.get("FEDMEM_RESULTS"):
+        return Path(os.environ["FEDMEM_RESULTS"]).expanduser().resolve()
+    checkout = PACKAGE.parent
+    return (checkout if (checkout / "notebooks").is_dir() else Path.cwd()) / "results"
+
+
+def notebook_file(stage: str) -> Path:
+    """The stage's notebook in the checkout."""
+    return PACKAGE.parent / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
+
+
+# --- identity -------------------------------------------------------------------------------------------------------
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes; of a folder: of its files' names and digests, sorted, caches and dotfiles left out."""
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        return _hash({str(p.relative_to(path)): file_digest(p) for p in files})
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def outside_files(config: StageConfig) -> dict[str, Path]:
+    """Files that the stage reads from outside results: {parameter: path}. A corpus that is not there is an error."""
+    if config.stage == "partition" and config.corpus == "file":
+        path = Path(config.corpus_path).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"corpus_path: there is no file {config.corpus_path!r} (looked from {Path.cwd()}); "
+                "give the path of a JSON Lines file"
+            )
+        return {"corpus_path": path}
+    if config.stage == "train" and model_folder(config.model):
+        return {"model": model_folder(config.model)}
+    return {}
+
+
+def identity(config: StageConfig, parent_identity: str | None = None, digests: dict[str, str] | None = None) -> str:
+    """Hash of what can change the stage's result. A file's digest stands in the place of its path."""
+    digests = digests if digests is not None else {k: file_digest(p) for k, p in outside_files(config).items()}
+    effective = {name: value for name, value in config.effective().items() if name not in digests}
+    return _hash({"stage": config.stage, "parameters": effective, "parent": parent_identity, "outside": digests})
+
+
+def stage_folder(config: StageConfig, stage_identity: str, root: Path | None = None) -> Path:
+    """Where the stage with this identity lies."""
+    slug = "".join(c if c.isalnum() or c in "._-" else "-" for c in config.slug)[:80]
+    return (root or results_root()) / config.stage / f"{slug}-{stage_identity[:8]}"
+
+
+def code_digest(stage: str) -> str:
+    """Digest of the code that makes a stage: the package's modules and the notebook's cells, not its outputs."""
+    modules = {str(p.relative_to(PACKAGE)): file_digest(p) for p in sorted(PACKAGE.rglob("*.py"))}
+    cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return _hash({"modules": modules, "notebook": code})
+
+
+# --- finished stages ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A finished stage: its folder and its manifest."""
+
+    folder: Path
+    manifest: dict
+
+    def __str__(self) -> str:
+        return f"{self.folder} (finished {self.manifest['finished']})"
+
+    @property
+    def name(self) -> str:
+        return self.manifest["stage"]
+
+    @property
+    def identity(self) -> str:
+        return self.manifest["identity"]
+
+    @property
+    def files_digest(self) -> str:
+        """One digest over the digests of all published files."""
+        return _hash(self.manifest["files"])
+
+    @cached_property
+    def config(self) -> StageConfig:
+        """The stage's resolved parameters."""
+        return STAGES[self.name].create(self.manifest["parameters"])
+
+    @cached_property
+    def parent(self) -> "Stage | None":
+        """The finished stage that this one was made from, opened anew; None for a partition."""
+        record = self.manifest["parents"]
+        return open_stage(self.folder.parent.parent / record[0]["folder"]) if record else None
+
+    def ancestor(self, name: str) -> "Stage":
+        """This stage or the one of that name that it descends from."""
+        stage = self
+        while stage is not None and stage.name != name:
+            stage = stage.parent
+        if stage is None:
+            raise StageError(f"{self.folder} does not descend from a {name} stage")
+        return stage
+
+    def path(self, name: str) -> Path:
+        """Path of one published file or folder."""
+        path = self.folder / name
+        if not path.exists():
+            raise StageError(f"{self.folder} has no {name}; published are: {', '.join(sorted(self.manifest['files']))}")
+        return path
+
+    def table(self, name: str):
+        """DataFrame of `<name>.parquet`."""
+        import pandas as pd
+
+        return pd.read_parquet(self.path(f"{name}.parquet"))
+
+    def json(self, name: str) -> Any:
+        """Content of `<name>.json`."""
+        return json.loads(self.path(f"{name}.json").read_text(encoding="utf-8"))
+
+
+def open_stage(folder: str | Path) -> Stage:
+    """The finished stage in a folder; StageError where there is none."""
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StageError(
+            f"{folder} holds no finished stage (no {MANIFEST}): run its notebook to the end first"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise StageError(
+            f"{folder / MANIFEST} is not JSON ({error}): remove the folder and run the stage again"
+        ) from None
+    return Stage(folder, manifest)
+
+
+def finished(stage: str, root: Path | None = None) -> list[Stage]:
+    """All finished stages of one kind, oldest first."""
+    folder = (root or results_root()) / stage
+    stages = [open_stage(p.parent) for p in sorted(folder.glob(f"[!.]*/{MANIFEST}"))]
+    return sorted(stages, key=lambda s: s.manifest["finished"])
+
+
+def find(stage: str, wanted: str = "latest") -> Stage:
+    """A notebook's parent: a folder, or "latest", the newest finished one of that kind."""
+    if wanted != "latest":
+        found = open_stage(wanted)
+        if found.name != stage:
+            raise StageError(f"{wanted} is a {found.name} stage; wanted is a {stage} stage")
+        return found
+    stages = finished(stage)
+    if not stages:
+        raise StageError(
+            f"no finished {stage} stage in {results_root() / stage}: run notebooks/{NOTEBOOKS[stage]}.ipynb first"
+        )
+    return stages[-1]
+
+
+# --- publishing -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Work:
+    """A stage in the making: a hidden folder to write into, published whole by `publish`."""
+
+    stage: str
+    target: Path
+    identity: str
+    parents: tuple[Stage, ...] = ()
+    config: StageConfig | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        interpreter = os.environ.get("FEDMEM_PYTHON")
+        if interpreter and os.path.realpath(interpreter) != os.path.realpath(sys.executable):
+            raise StageError(
+                f"this kernel runs {sys.executable}, the runner {interpreter}: another kernel named python3 stands "
+                "before the environment's own; remove it (`jupyter kernelspec list` shows where it lies)"
+            )
+        self.code = code_digest(self.stage)
+        self.started, self._clock = datetime.now(UTC), time.perf_counter()
+        self.folder = self.target.parent / f".{self.target.name}.{os.getpid()}"
+        for leftover in self.target.parent.glob(f".{self.target.name}.*"):
+            if leftover == self.folder or not _alive(leftover.name.rsplit(".", 1)[1]):
+                shutil.rmtree(leftover, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+
+    def path(self, name: str) -> Path:
+        """Where to write a file of this stage; folders on the way are made."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def save_table(self, name: str, frame) -> None:
+        """Writes a DataFrame as `<name>.parquet`, without its index."""
+        frame.to_parquet(self.path(f"{name}.parquet"), index=False)
+
+    def save_json(self, name: str, value: Any) -> None:
+        """Writes `<name>.json`; a NaN becomes null."""
+        text = json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False)
+        self.path(f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+    def publish(self, device: str = "cpu") -> Stage:
+        """Writes the manifest and puts the folder in the stage's place; the former one is removed whole."""
+        files = {str(p.relative_to(self.folder)): file_digest(p) for p in sorted(self.folder.rglob("*")) if p.is_file()}
+        manifest = self._manifest(device) | {"files": files}
+        (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        former = self.target.parent / f".{self.target.name}.{os.getpid()}.former"
+        if self.target.exists():
+            self.target.rename(former)
+        self.folder.rename(self.target)
+        shutil.rmtree(former, ignore_errors=True)
+        return open_stage(self.target)
+
+    def _manifest(self, device: str) -> dict:
+        root = self.target.parent.parent
+        return {
+            "stage": self.stage,
+            "identity": self.identity,
+            "parameters": self.config.model_dump() if self.config else {},
+            "effective": self.config.effective() if self.config else {},
+            "outside": self.digests,
+            "parents": [
+                {
+                    "stage": p.name,
+                    "folder": os.path.relpath(p.folder, root),
+                    "identity": p.identity,
+                    "files": p.files_digest,
+                }
+                for p in self.parents
+            ],
+            "code": self.code,
+            "commit": _commit(),
+            "versions": {"python": platform.python_version()}
+            | {name: metadata.version(name) for name in RECORDED_VERSIONS},
+            "device": device,
+            "started": self.started.isoformat(timespec="milliseconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "seconds": round(time.perf_counter() - self._clock, 3),
+        }
+
+
+def begin(config: StageConfig, parent: Stage | None = None) -> Work:
+    """Checks a stage's parameters against its ancestors' and opens its work folder.
+
+    `work.config` is what the stage shall use: derived values (the round that "last" means) are filled in. Raises
+    ConfigError or FileNotFoundError before anything is written.
+    """
+    configs, ancestor = {config.stage: config}, parent
+    while ancestor is not None:
+        configs = {ancestor.name: ancestor.config} | configs
+        ancestor = ancestor.parent
+    config = check_together(configs)[config.stage]
+    digests = {name: file_digest(path) for name, path in outside_files(config).items()}
+    stage_identity = identity(config, parent.identity if parent else None, digests)
+    parents = (parent,) if parent else ()
+    return Work(config.stage, stage_folder(config, stage_identity), stage_identity, parents, config, digests)
+
+
+def report_identity(analyses: dict[str, str]) -> str:
+    """Identity of a study's report: which run is which analysis ({run: identity of its analyze stage})."""
+    return _hash({"stage": "studies", "analyses": analyses})
+
+
+def begin_report(study: str, analyses: dict[str, Stage]) -> Work:
+    """Opens the work folder of `results/studies/<study>/`; `analyses`: {run: its finished analyze stage}."""
+    identities = {run: stage.identity for run, stage in analyses.items()}
+    return Work("studies", results_root() / "studies" / study, report_identity(identities), tuple(analyses.values()))
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types: numpy scalars and arrays unpacked, keys as text, NaN as None."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _commit() -> str | None:
+    """The checkout's commit, marked when the tree differs from it; None outside a checkout."""
+    git = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--abbrev=40", "--dirty"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
