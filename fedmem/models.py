@@ -1,0 +1,251 @@
+"""Causal language models and their tokenizers, and how one row becomes one training example.
+
+A model's name is a preset shipped with the package, a folder, or a hub id. This module turns a name into a loaded
+model and tokenizer, and a row (input, instruction, output) into the text and the token ids that training sees.
+It does not know how models are trained, averaged or decoded, nor where a corpus comes from.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+__all__ = [
+    "PRESETS",
+    "Example",
+    "Examples",
+    "ModelError",
+    "collate",
+    "digest",
+    "encode",
+    "load",
+    "load_tokenizer",
+    "location",
+    "render",
+    "template_start",
+]
+
+IGNORED = -100  # the label that the cross entropy of transformers skips
+SENTINEL = "\u2402content\u2403"  # stands for the user's content while the template is taken apart
+TEMPLATE_DATE = "1 Jan 2025"  # some templates print today's date: a fixed one keeps the bytes the same from day to day
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+PRESETS = {"tiny-qwen2": Path(__file__).parent / "data" / "tiny-qwen2"}
+
+
+class ModelError(ValueError):
+    """A model name, folder or example that cannot be used; the message says what is allowed."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One training example as text, with the character spans of its parts.
+
+    `input_span` covers the measured private text; `response_start` is where the assistant's turn begins (the output
+    and the end of turn follow).
+    """
+
+    text: str
+    input_span: tuple[int, int]
+    response_start: int
+
+
+class Examples(torch.utils.data.Dataset):
+    """Encoded rows: item i is a dict of equally long lists `input_ids`, `attention_mask`, `labels`.
+
+    `n_truncated` counts the rows that `max_tokens` cut.
+    """
+
+    def __init__(self, items: list[dict[str, list[int]]], n_truncated: int):
+        self.items = items
+        self.n_truncated = n_truncated
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return self.items[index]
+
+
+def location(name: str) -> str:
+    """Return where a model lies: a preset's folder, a folder, or a hub id (`owner/name`) as it is.
+
+    Raises ModelError for anything else, and for a folder that lacks a configuration or a tokenizer.
+    """
+    if name in PRESETS:
+        return str(_complete_folder(name, PRESETS[name]))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(_complete_folder(name, folder))
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+        return name
+    raise ModelError(
+        f"model {name!r}: neither a preset ({', '.join(PRESETS)}), nor an existing folder, nor a hub id; "
+        "give one of these (a hub id reads owner/name)"
+    )
+
+
+def digest(name: str) -> str | None:
+    """Return the sha256 over names and bytes of a preset's or folder's files; None for a hub id."""
+    where = location(name)
+    if not Path(where).is_dir():
+        return None
+    total = hashlib.sha256()
+    for file in sorted(path for path in Path(where).rglob("*") if path.is_file()):
+        total.update(file.relative_to(where).as_posix().encode() + b"\0")
+        total.update(hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def load(name: str, device: str = "auto", checkpoint: str | Path | None = None):
+    """Load a causal language model in float32 and evaluation mode, and its tokenizer.
+
+    `device` is auto (CUDA where there is one), cpu or cuda. With `checkpoint`, a folder that `save_pretrained` wrote,
+    the weights are that folder's, and so is the tokenizer where the folder has one. Nothing is unpickled and no code
+    of a model's author runs. Raises ModelError.
+    """
+    where = location(name)
+    target = _device(device)
+    logging.disable_progress_bar()  # bars of loading and saving are noise in an executed notebook
+    weights = where if checkpoint is None else str(checkpoint)
+    if checkpoint is not None and not (Path(checkpoint) / "config.json").is_file():
+        raise ModelError(f"checkpoint {checkpoint}: no config.json; give a folder that save_pretrained wrote")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            weights, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name!r}: cannot be loaded as a causal language model: {error}") from error
+    has_tokenizer = any((Path(weights) / file).is_file() for file in TOKENIZER_FILES)
+    return model.to(target).eval(), load_tokenizer(weights if has_tokenizer else name)
+
+
+def load_tokenizer(name: str):
+    """Load the (fast) tokenizer of a model name; a missing pad token becomes an existing one.
+
+    The vocabulary never grows, so the model's embeddings fit as they are. Decoding never edits spaces.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location(name), use_fast=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name!r}: cannot load its tokenizer: {error}") from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"model {name!r}: its tokenizer gives no offsets; a fast tokenizer is needed")
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"model {name!r}: its tokenizer has no end-of-sequence token, so no text would ever end")
+    tokenizer.clean_up_tokenization_spaces = False
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # harmless: padding is told by the attention mask, never by its id
+    return tokenizer
+
+
+def template_start(tokenizer) -> str:
+    """Return the text that precedes every row's input: the chat template up to where the user's content begins.
+
+    Without a template it is the begin-of-sequence token's text where the tokenizer sets one, else "". A prompt is this
+    followed by a prefix, encoded with `add_special_tokens=False`.
+    """
+    if tokenizer.chat_template:
+        return _chat(tokenizer, [{"role": "user", "content": SENTINEL}]).partition(SENTINEL)[0]
+    return tokenizer.bos_token if _adds_bos(tokenizer) else ""
+
+
+def render(tokenizer, row) -> Example:
+    """Return one row (a mapping with input, instruction, output) as the text that training sees.
+
+    User turn: the input, a blank line, the instruction where there is one; assistant turn: the output; end of turn.
+    Without a chat template the parts follow one another, a blank line between them, and the end-of-sequence token.
+    White space around each part is dropped, as chat templates do. Raises ModelError when a template alters the input.
+    """
+    given, instruction, output = ((row[key] or "").strip() for key in ("input", "instruction", "output"))
+    content = f"{given}\n\n{instruction}" if instruction else given
+    start = template_start(tokenizer)
+    if tokenizer.chat_template:
+        user = [{"role": "user", "content": content}]
+        prompt = _chat(tokenizer, user, add_generation_prompt=True)
+        text = _chat(tokenizer, [*user, {"role": "assistant", "content": output}])
+        response_start = len(prompt) if text.startswith(prompt) else text.rindex(output)
+    else:
+        prompt = f"{start}{content}\n\n"
+        text, response_start = f"{prompt}{output}", len(prompt)
+    if not text.startswith(start + content):
+        raise ModelError("chat template: it alters the user's content, so what is measured would not be what is learnt")
+    if tokenizer.eos_token not in text[response_start:]:
+        text += tokenizer.eos_token
+    return Example(text, (len(start), len(start) + len(given)), response_start)
+
+
+def encode(tokenizer, rows, max_tokens: int, loss_on: str = "all") -> Examples:
+    """Encode rows (a frame, or a sequence of mappings) as training examples of at most `max_tokens` tokens.
+
+    `loss_on` is all (every token is a label: what is never predicted is not learnt) or response (only the assistant's
+    turn). Labels keep each end-of-sequence token; padding does not exist yet (see `collate`). Raises ModelError for an
+    unknown `loss_on` and for a row of which no label is left.
+    """
+    if loss_on not in ("all", "response"):
+        raise ModelError(f"loss_on {loss_on!r}: allowed are 'all' and 'response'")
+    records: Sequence = rows.to_dict("records") if hasattr(rows, "to_dict") else rows
+    items, n_truncated = [], 0
+    for number, row in enumerate(records):
+        example = render(tokenizer, row)
+        encoded = tokenizer(example.text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, offsets = encoded["input_ids"][:max_tokens], encoded["offset_mapping"][:max_tokens]
+        n_truncated += len(encoded["input_ids"]) > max_tokens
+        first = 0 if loss_on == "all" else example.response_start
+        labels = [token if begin >= first else IGNORED for token, (begin, _) in zip(ids, offsets, strict=True)]
+        if all(label == IGNORED for label in labels[1:]):  # the first token is never predicted
+            raise ModelError(
+                f"row {number} (counted from 0): {max_tokens} tokens leave nothing of it to learn from with "
+                f"loss_on={loss_on!r}; raise max_tokens above {len(encoded['input_ids'])} or take loss_on='all'"
+            )
+        items.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels})
+    return Examples(items, n_truncated)
+
+
+def collate(tokenizer, items: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """Pad encoded rows on the right to the longest: tensors of shape (rows, tokens).
+
+    Labels become -100 exactly where the attention mask is 0, so a real end-of-sequence token keeps its label even when
+    the pad token is the same one.
+    """
+    width = max(len(item["input_ids"]) for item in items)
+    fill = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "labels": IGNORED}
+    return {
+        key: torch.tensor([item[key] + [value] * (width - len(item[key])) for item in items])
+        for key, value in fill.items()
+    }
+
+
+def _chat(tokenizer, messages, add_generation_prompt: bool = False) -> str:
+    return tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=TEMPLATE_DATE
+    )
+
+
+def _adds_bos(tokenizer) -> bool:
+    return tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+
+
+def _complete_folder(name: str, folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {name!r}: no config.json in its folder; give a folder that save_pretrained wrote")
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise ModelError(
+            f"model {name!r}: no tokenizer in its folder; allowed is one of {', '.join(TOKENIZER_FILES)}: "
+            "save the tokenizer beside the model with save_pretrained"
+        )
+    return folder
+
+
+def _device(device: str) -> torch.device:
+    if device not in ("auto", "cpu", "cuda"):
+        raise ModelError(f"device {device!r}: allowed are 'auto', 'cpu' and 'cuda'")
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise ModelError("device 'cuda': torch sees no CUDA device here; take 'auto' or 'cpu'")
+    return torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
