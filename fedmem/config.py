@@ -22,7 +22,7 @@ class ConfigError(ValueError):
 
 
 def _field(default: Any, meaning: str, *, when: dict | None = None, identity: bool = True, **bounds: Any) -> Any:
-    """A parameter. `when`: {field: its values under which this one matters}; `identity`: whether it can change bytes."""
+    """A parameter. `when`: {field: values under which it matters}; `identity`: whether it can change bytes."""
     return Field(default, description=meaning, json_schema_extra={"when": when or {}, "identity": identity}, **bounds)
 
 
@@ -42,7 +42,7 @@ class StageConfig(BaseModel):
 
     @classmethod
     def create(cls, values: dict[str, Any], origin: dict[str, str] | None = None) -> Self:
-        """The model of these values; a ConfigError says where (`origin`: name → file or flag), what, what is allowed."""
+        """The model of these values; a ConfigError says where (`origin`: name → file or flag), what and why."""
         try:
             return cls(**values)
         except ValidationError as error:

@@ -1,0 +1,211 @@
+"""The `fedmem` command: a thin front to studies. `run` executes what is missing, `plan` and `status` only look."""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from fedmem import runs, study
+from fedmem.config import ConfigError
+from fedmem.execute import failed_copy, failure
+
+SNAKEFILE = runs.PACKAGE / "Snakefile"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; returns the exit code: 0 done, 1 a stage failed, 2 a wrong parameter, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except (ConfigError, FileNotFoundError, runs.StageError) as error:
+        print(f"fedmem: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedmem: interrupted; finished stages are kept, the same command goes on from there", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedmem", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    about = {
+        "run": (run, "execute what a study still needs, then its report"),
+        "plan": (show_plan, "list a study's stages: finished, stale, to do; executes nothing"),
+        "status": (show_status, "list a study's runs and what failed; executes nothing"),
+    }
+    for name, (command, text) in about.items():
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        sub.add_argument("study", type=Path, help="a study's YAML file, such as params/studies/demo.yaml")
+        sub.add_argument("--base", help="another base than the study's own: a file name in params/base, without .yaml")
+        sub.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter that wins over all"
+        )
+        sub.add_argument("--name", help="name of the result in results/studies (default: the file's name)")
+        sub.add_argument("--keep-stale", action="store_true", help="take stages made by other code as they are")
+    commands.choices["run"].add_argument("--cores", type=int, default=os.cpu_count() or 1, help="stages at once")
+    commands.choices["run"].add_argument("snakemake", nargs="*", help="after --: arguments for Snakemake")
+    return parser
+
+
+def _load(options: argparse.Namespace) -> study.Plan:
+    overrides = {}
+    for item in options.set:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item}: allowed is KEY=VALUE")
+        overrides[key] = yaml.safe_load(value)
+    if isinstance(overrides.get("corpus_path"), str):  # notebooks run elsewhere than this command
+        overrides["corpus_path"] = str(Path(overrides["corpus_path"]).expanduser().resolve())
+    loaded = study.load(options.study, options.base, overrides, options.name)
+    return study.plan(loaded, options.keep_stale)
+
+
+# --- run ------------------------------------------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> int:
+    """Executes what is to do and prints the run table and the report's path."""
+    plan = _load(options)
+    if not plan.report_to_do:
+        print(f"{plan.study.name}: nothing to do, all {len(plan.states)} stages are finished")
+        return _print_result(plan.study)
+    with _only_runner() as lock:
+        study.write_description(plan.study)
+        print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {options.cores} at once")
+        code = _session(study.session_jobs(plan), options, lock)
+        if code and any(_is_finished(r.jobs["analyze"]) for r in plan.study.runs):
+            _session([study.report_job(plan.study, [])], options, lock)
+    return _print_result(plan.study) or code
+
+
+@contextlib.contextmanager
+def _only_runner():
+    """Holds the lock of these results; it goes with the processes that hold it, so that none is ever left behind."""
+    path = runs.results_root() / ".runner" / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise runs.StageError(
+                f"another `fedmem run` (process {lock.read().strip()}) works on {runs.results_root()}: wait for it, "
+                "or set FEDMEM_RESULTS to another folder"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield lock
+
+
+def _session(jobs: list[dict], options: argparse.Namespace, lock) -> int:
+    """One Snakemake invocation over these jobs, in a folder of its own; shows progress, prints failures."""
+    folder = runs.results_root() / ".runner" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{len(jobs)}"
+    folder.mkdir(parents=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs, indent=1, ensure_ascii=False), encoding="utf-8")
+    command = [
+        sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory", str(folder), "--cores",
+        str(options.cores), "--keep-going", "--nocolor", *options.snakemake,
+    ]  # fmt: skip
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+    with (folder / "snakemake.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, pass_fds=[lock.fileno()]
+        )
+        try:
+            _follow(process, folder, jobs)
+        except KeyboardInterrupt:
+            process.terminate()  # Snakemake then ends its running jobs and starts no others
+            process.wait(timeout=60)
+            raise
+    for failed in sorted(folder.glob("*.failed")):
+        print(f"fedmem: {failed.read_text(encoding='utf-8')}", file=sys.stderr)
+    if process.returncode and not list(folder.glob("*.failed")):
+        print(f"fedmem: the runner failed; its log is {folder / 'snakemake.log'}", file=sys.stderr)
+    return 1 if process.returncode else 0
+
+
+def _follow(process: subprocess.Popen, folder: Path, jobs: list[dict]) -> None:
+    """A progress bar over a session's stages, with those that run now."""
+    from tqdm import tqdm
+
+    names = [job["id"] for job in jobs]
+    with tqdm(total=len(names), unit="stage", bar_format="{n_fmt}/{total_fmt} {elapsed} {desc}", mininterval=1) as bar:
+        while True:
+            ended = process.poll() is not None
+            over = {n for n in names if (folder / f"{n}.done").exists() or (folder / f"{n}.failed").exists()}
+            running = [n for n in names if (folder / f"{n}.started").exists() and n not in over]
+            bar.n = len(over)
+            bar.set_description_str(", ".join(running)[:100])
+            if ended:
+                return
+            time.sleep(0.5)
+
+
+def _print_result(of: study.Study) -> int:
+    """Prints the run table and the report's path; 1 when there is no report."""
+    table = of.folder / "runs.csv"
+    if not table.is_file():
+        print(f"fedmem: {of.name} has no report", file=sys.stderr)
+        return 1
+    import pandas as pd
+
+    frame = pd.read_csv(table)
+    columns = ["run", *(c for c in frame if (c.endswith("_verbatim") and "intra" in c) or c.startswith("mr_"))]
+    print(frame[list(dict.fromkeys(columns))].to_string(index=False, float_format=lambda x: f"{x:.3f}"))
+    print(f"report: {of.folder / 'report.html'}")
+    return 0
+
+
+# --- plan and status ------------------------------------------------------------------------------------------------
+
+
+def _is_finished(job: study.Job) -> bool:
+    return (job.folder / runs.MANIFEST).is_file()
+
+
+def show_plan(options: argparse.Namespace) -> int:
+    """Prints a study's stages and how many executions sharing saves."""
+    plan = _load(options)
+    for id_, job in plan.study.jobs.items():
+        reason = f" ({plan.reasons[id_]})" if plan.reasons[id_] else ""
+        shared = plan.study.shared_by(job)
+        print(f"{job.stage:<10} {job.folder.name:<48} {plan.states[id_]}{reason}, {shared} run{'s' * (shared > 1)}")
+    naive = len(plan.study.runs) * len(runs.NOTEBOOKS) - len(plan.study.runs)
+    print(f"{'report':<10} {plan.study.name:<48} {plan.report}")
+    print(f"{len(plan.study.runs)} runs; {naive} stages one by one, {len(plan.states)} shared, {len(plan.to_do)} to do")
+    return 0
+
+
+def show_status(options: argparse.Namespace) -> int:
+    """Prints each run's state and names what failed; exit code 1 when something has."""
+    plan = _load(options)
+    failed = 0
+    for one in plan.study.runs:
+        faults = {stage: error for stage, job in one.jobs.items() if (error := failure(job.folder))}
+        done = sum(plan.states[job.id] == "finished" for job in one.jobs.values())
+        state = (
+            "failed"
+            if faults
+            else "finished"
+            if done == len(one.jobs)
+            else f"{done} of {len(one.jobs)} stages finished"
+        )
+        print(f"{one.name:<32} {state}")
+        for stage, error in faults.items():
+            print(f"  {stage}: {error}\n  executed copy: {failed_copy(one.jobs[stage].folder)}")
+        failed += bool(faults)
+    print(f"report: {plan.report}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

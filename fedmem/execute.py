@@ -1,0 +1,126 @@
+"""One notebook through papermill: parameters in, a published stage, its executed copy and a self-contained page out.
+
+The runner's only way to do a stage is to execute that stage's notebook. A stage has succeeded when every code cell ran
+without error and a new manifest lies in its folder; whatever else the notebook's metadata say is not asked.
+`python -m fedmem.execute jobs.json NAME` runs one job of a session; `fedmem.study` writes the jobs.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fedmem.pages import to_html
+from fedmem.runs import MANIFEST, StageError, notebook_file, open_stage
+
+
+class NotebookError(RuntimeError):
+    """A notebook that did not run to its end, or did not publish its stage."""
+
+
+def json_safe(value: Any) -> Any:
+    """A parameter as papermill passes it on faithfully: tuples become lists, keys texts; the rest is refused."""
+    if isinstance(value, dict):
+        return {str(k): json_safe(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(v) for v in value]
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and value == value):
+        return value
+    raise NotebookError(f"parameter value {value!r} cannot be handed to a notebook; allowed are JSON's types")
+
+
+def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
+    """Executes a notebook with this interpreter's kernel; NotebookError names the error or the cell that never ran."""
+    import nbformat
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+
+    try:
+        papermill.execute_notebook(
+            str(notebook), str(output), parameters=json_safe(parameters), kernel_name="python3",
+            progress_bar=False, log_output=False, cwd=str(notebook.parent),
+        )  # fmt: skip
+    except papermill.PapermillExecutionError as error:
+        raise NotebookError(f"{error.ename}: {error.evalue}") from None
+    except DeadKernelError as error:
+        raise NotebookError(f"the kernel died: {error}") from None
+    for number, cell in enumerate(nbformat.read(output, as_version=4).cells):
+        if cell.cell_type != "code" or not cell.source.strip():
+            continue
+        if cell.get("execution_count") is None:
+            raise NotebookError(f"cell {number} never ran: {cell.source.splitlines()[0]!r}")
+        for error in (o for o in cell.outputs if o.output_type == "error"):
+            raise NotebookError(f"{error.ename}: {error.evalue}")
+
+
+def run_job(job: dict[str, Any]) -> None:
+    """Executes a job's notebook and puts copy and page into the published folder; NotebookError when it failed.
+
+    job: id, stage, folder (where the stage is to appear), parameters. The executed copy of a failed notebook stays
+    as `<folder>.failed.ipynb` (and .html), with the error in `<folder>.failed.json`, until the stage succeeds.
+    """
+    folder, begun = Path(job["folder"]), time.time()
+    copy = Path(f"{job['id']}.ipynb").resolve()
+    try:
+        execute(notebook_file(job["stage"]), copy, job["parameters"])
+        manifest = folder / MANIFEST
+        if not manifest.is_file() or manifest.stat().st_mtime < begun - 1:
+            raise NotebookError(f"the notebook ran to its end, but published no stage in {folder}")
+        open_stage(folder)
+    except (NotebookError, StageError) as error:
+        _keep_failed(folder, copy, str(error))
+        raise NotebookError(f"{job['stage']} failed: {error}\n  executed copy: {failed_copy(folder)}") from None
+    page = "report.html" if job["stage"] == "studies" else "notebook.html"  # a report is read without its code
+    (folder / page).write_text(to_html(copy, show_code=page != "report.html"), encoding="utf-8")
+    shutil.move(copy, folder / "notebook.ipynb")
+    for leftover in folder.parent.glob(f"{folder.name}.failed.*"):
+        leftover.unlink()
+
+
+def failed_copy(folder: Path) -> Path:
+    """Where the executed copy of a failed notebook lies."""
+    return folder.with_name(f"{folder.name}.failed.ipynb")
+
+
+def failure(folder: Path) -> str | None:
+    """The error of a stage's last, failed execution; None when there is none."""
+    record = folder.with_name(f"{folder.name}.failed.json")
+    return json.loads(record.read_text(encoding="utf-8"))["error"] if record.is_file() else None
+
+
+def _keep_failed(folder: Path, copy: Path, error: str) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if copy.is_file():
+        failed_copy(folder).with_suffix(".html").write_text(to_html(copy), encoding="utf-8")
+        shutil.move(copy, failed_copy(folder))
+    failed_copy(folder).with_suffix(".json").write_text(json.dumps({"error": error}) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Runs one job; marks in the session folder that it began and that it failed, for the front's progress."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("jobs", type=Path, help="jobs.json of a session")
+    parser.add_argument("name", help="id of the job to run")
+    arguments = parser.parse_args()
+    job = next(j for j in json.loads(arguments.jobs.read_text(encoding="utf-8")) if j["id"] == arguments.name)
+    os.environ |= job["environment"] | {
+        "FEDMEM_PYTHON": sys.executable,
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    Path(f"{job['id']}.started").touch()
+    try:
+        run_job(job)
+    except NotebookError as error:
+        Path(f"{job['id']}.failed").write_text(str(error), encoding="utf-8")
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

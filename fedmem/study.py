@@ -1,0 +1,293 @@
+"""A study's YAML to a graph of notebook runs: the grid, what is done already, what is to do.
+
+A study names a base, fixes parameters and spans a grid; every point of the grid is a run, one path through the stages.
+Stages that runs agree on are shared. The whole grid is validated before anything starts. Precedence: task < base <
+study < grid < --set. Nothing is executed here but Snakemake, which runs `fedmem.execute` per stage.
+"""
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedmem import runs
+from fedmem.config import OWNER, STAGES, ConfigError, StageConfig, closest, create_all
+
+RESERVED = {"title", "base", "parameters", "grid", "include"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage to be published in `folder`; shared by all runs whose parameters agree up to here."""
+
+    stage: str
+    folder: Path
+    identity: str
+    config: StageConfig
+    parent: "Job | None"
+
+    @property
+    def id(self) -> str:
+        return f"{self.stage}-{self.folder.name}"
+
+    def parameters(self) -> dict[str, Any]:
+        """What the stage's notebook is given: its shown parameters, the others as options, and its parent's folder."""
+        values = self.config.model_dump()
+        shown = {name: values.pop(name) for name in self.config.shown}
+        parent = {self.config.parent: str(self.parent.folder)} if self.parent else {}
+        return parent | shown | {"options": values}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One point of a study's grid: a name, resolved parameters of every stage, and its jobs in order."""
+
+    name: str
+    configs: dict[str, StageConfig]
+    jobs: dict[str, Job]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A named set of runs."""
+
+    name: str
+    title: str
+    runs: tuple[Run, ...]
+
+    @property
+    def folder(self) -> Path:
+        return runs.results_root() / "studies" / self.name
+
+    @property
+    def jobs(self) -> dict[str, Job]:
+        """Distinct jobs of all runs by id, parents first."""
+        ordered = [run.jobs[stage] for stage in STAGES for run in self.runs]
+        return {job.id: job for job in ordered}
+
+    def shared_by(self, job: Job) -> int:
+        """How many runs use a job."""
+        return sum(run.jobs[job.stage].id == job.id for run in self.runs)
+
+    def describe(self) -> dict[str, Any]:
+        """The study as its report reads it: every run's resolved parameters and stage folders."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "runs": [
+                {
+                    "name": run.name,
+                    "parameters": {k: v for config in run.configs.values() for k, v in config.model_dump().items()},
+                    "stages": {stage: f"{stage}/{job.folder.name}" for stage, job in run.jobs.items()},
+                }
+                for run in self.runs
+            ],
+        }
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def load(
+    path: str | Path, base: str | None = None, overrides: dict[str, Any] | None = None, name: str | None = None
+) -> Study:
+    """Reads and validates a study and everything it builds on.
+
+    `base` replaces the study's base, `overrides` ({parameter: value}) win over everything, `name` names the result.
+    Raises ConfigError with the file, the key, what it got and what is allowed; nothing has been executed then.
+    """
+    path = Path(path)
+    title, points = _points(path, base, overrides or {}, seen=())
+    faults, found, known = [], {}, {}
+    for run_name, values, origin in points:
+        try:
+            configs = create_all(values, origin)
+            run = Run(run_name, configs, _jobs(configs, known))
+            if found.setdefault(run_name, run) != run:
+                faults.append(f"{path}: two runs are named {run_name!r}: their grid values read alike")
+        except (ConfigError, FileNotFoundError) as error:
+            faults += str(error).splitlines()
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    return Study(name or path.stem, title, tuple(found.values()))
+
+
+def _points(path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...]):
+    """Title and (run name, flat values, origin of each value) of every point of a study's grid, includes joined."""
+    if path in seen:
+        raise ConfigError(f"{path}: includes itself, by way of {', '.join(map(str, seen))}")
+    content = _read(path)
+    unknown = set(content) - RESERVED
+    if unknown:
+        key = sorted(unknown)[0]
+        hint = "; parameters stand under `parameters:` or `grid:`" if key in OWNER else closest(key, RESERVED)
+        raise ConfigError(f"{path}: unknown key {key!r}{hint} (allowed: {', '.join(sorted(RESERVED))})")
+    points = []
+    for included in content.get("include", []):
+        _, more = _points(path.parent / f"{included}.yaml", base, overrides, (*seen, path))
+        points += [(f"{included}/{name}", *rest) for name, *rest in more]
+    if "grid" in content or "parameters" in content or not points:
+        points += _grid_points(path, content, base or content.get("base"), overrides)
+    return content.get("title", path.stem), points
+
+
+def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[str, Any]):
+    grid = {k: v for k, v in (content.get("grid") or {}).items() if k not in overrides}
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{path}: grid: {key}: got {values!r}; allowed is a list of values")
+    base_file, base_values, aliases = _base(path, base)
+    fixed = content.get("parameters") or {}
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        layers = [(base_file, base_values), (path, fixed), (f"{path}: grid", point), ("--set", overrides)]
+        task = next((layer["task"] for _, layer in reversed(layers) if "task" in layer), None)
+        task_file = path.parent.parent / "tasks" / f"{task}.yaml"
+        if task is not None and task_file.is_file():
+            layers.insert(0, (task_file, {"task": task} | _read(task_file)))
+        merged = {k: v for _, layer in layers for k, v in layer.items()}
+        origin = {k: str(where) for where, layer in layers for k in layer}
+        if merged.get("model") in aliases:
+            merged["model"] = aliases[merged["model"]]
+        yield "-".join(_word(k, v) for k, v in point.items()) or path.stem, merged, origin
+
+
+def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict]:
+    """File, parameters and model aliases of a base."""
+    if base is None:
+        return None, {}, {}
+    folder = study.parent.parent / "base"
+    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    if base not in known:
+        raise ConfigError(f"{study}: unknown base {base!r}{closest(base, known)} (allowed: {', '.join(known)})")
+    values = _read(folder / f"{base}.yaml")
+    return folder / f"{base}.yaml", values, values.pop("models", {})
+
+
+def _read(path: Path) -> dict:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = sorted(p.stem for p in path.parent.glob("*.yaml"))
+        where = f"; in {path.parent} are: {', '.join(known)}" if known else ""
+        raise ConfigError(f"{path}: there is no such file{where}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a YAML file: {error}") from None
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError(f"{path}: got {type(content).__name__}; allowed is a mapping of keys to values")
+    return content or {}
+
+
+def _word(key: str, value: Any) -> str:
+    """A grid value in a run's name: texts speak for themselves, numbers say what they count."""
+    text = Path(value).name if isinstance(value, str) else f"{key}={value}"
+    return "".join(c if c.isalnum() or c in "._=" else "_" for c in text)
+
+
+def _jobs(configs: dict[str, StageConfig], known: dict) -> dict[str, Job]:
+    """The jobs of one run; `known` keeps those made before, so that a file read from outside is digested once."""
+    jobs, parent = {}, None
+    for stage, config in configs.items():
+        if (config, parent) not in known:
+            identity = runs.identity(config, parent.identity if parent else None)
+            known[config, parent] = Job(stage, runs.stage_folder(config, identity), identity, config, parent)
+        parent = jobs[stage] = known[config, parent]
+    return jobs
+
+
+# --- planning -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """What a study still needs: {job id: finished | stale | to do}, and the same for its report."""
+
+    study: Study
+    states: dict[str, str]
+    report: str
+    keep_stale: bool = False
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def wanted(self, state: str) -> bool:
+        return state == "to do" or (state == "stale" and not self.keep_stale)
+
+    @property
+    def to_do(self) -> list[Job]:
+        """Jobs that are to be executed, parents first."""
+        return [job for id_, job in self.study.jobs.items() if self.wanted(self.states[id_])]
+
+    @property
+    def report_to_do(self) -> bool:
+        return bool(self.to_do) or self.wanted(self.report)
+
+
+def plan(study: Study, keep_stale: bool = False) -> Plan:
+    """States of all stages of a study; reads manifests, executes nothing."""
+    code = {stage: runs.code_digest(stage) for stage in (*STAGES, "studies")}
+    states, reasons = {}, {}
+    for id_, job in study.jobs.items():
+        states[id_], reasons[id_] = _state(job, code, states)
+    result = Plan(study, states, "to do", keep_stale, reasons)
+    try:
+        report = runs.open_stage(study.folder)
+    except runs.StageError:
+        return result
+    expected = runs.report_identity({run.name: run.jobs["analyze"].identity for run in study.runs})
+    if report.identity == expected:
+        stale = report.manifest["code"] != code["studies"] or "stale" in states.values()
+        result.report = "stale" if stale else "finished"
+    return result
+
+
+def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str, str]:
+    """(state, reason). A stage of other code or of another parent than the recorded one is stale."""
+    try:
+        stage = runs.open_stage(job.folder)
+    except runs.StageError:
+        return "to do", ""
+    if stage.identity != job.identity:
+        return "to do", "another stage lies in its folder"
+    if stage.manifest["code"] != code[job.stage]:
+        return "stale", "the code has changed"
+    if job.parent:
+        if states[job.parent.id] != "finished":
+            return "stale", f"its {job.parent.stage} stage is {states[job.parent.id]}"
+        recorded = stage.manifest["parents"][0]["files"]
+        if recorded != runs.open_stage(job.parent.folder).files_digest:
+            return "stale", f"its {job.parent.stage} stage has other files now"
+    return "finished", ""
+
+
+def session_jobs(plan: Plan) -> list[dict[str, Any]]:
+    """The jobs of one session as `fedmem.execute` and the Snakefile read them; the report comes last."""
+    names = {job.id for job in plan.to_do}
+    entries = [
+        _entry(job.id, job.stage, job.folder, job.parameters(), [job.parent.id] if job.parent else [])
+        for job in plan.to_do
+    ]
+    for entry in entries:
+        entry["after"] = [name for name in entry["after"] if name in names]
+    return [*entries, report_job(plan.study, [e["id"] for e in entries if e["stage"] == "analyze"])]
+
+
+def report_job(study: Study, after: list[str]) -> dict[str, Any]:
+    """The job of a study's report, which covers those runs whose analysis is finished."""
+    return _entry("report", "studies", study.folder, {"study": study.name}, after)
+
+
+def _entry(id_: str, stage: str, folder: Path, parameters: dict, after: list[str]) -> dict[str, Any]:
+    environment = {"FEDMEM_RESULTS": str(runs.results_root())}
+    return {
+        "id": id_, "stage": stage, "folder": str(folder), "parameters": parameters, "after": after,
+        "environment": environment,
+    }  # fmt: skip
+
+
+def write_description(study: Study) -> None:
+    """Writes `study.json`, which the report reads, into the study's folder."""
+    study.folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(study.describe(), indent=1, ensure_ascii=False)
+    (study.folder / "study.json").write_text(text + "\n", encoding="utf-8")
