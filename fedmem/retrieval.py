@@ -173,7 +173,7 @@ class BM25Index:
         hits = self._hits(terms, top_n)
         settled = []
         for group in _near_ties(hits):
-            settled += [(row, self._score(row, terms)) for row, _ in group] if len(group) > 1 else group
+            settled += self._settled(group, terms) if len(group) > 1 else group
         return sorted(settled, key=lambda hit: (-hit[1], hit[0]))[:top_n]
 
     def _hits(self, terms: dict[str, int], top_n: int) -> list[tuple[int, float]]:
@@ -187,6 +187,11 @@ class BM25Index:
                 return [(row, score / (K1 + 1)) for row, (score, _) in zip(rows, found, strict=True)]
             limit *= 2
 
+    def _settled(self, group: list[tuple[int, float]], terms: dict[str, int]) -> list[tuple[int, float]]:
+        texts = {self._texts[row] for row, _ in group}  # copies of a text are scored once
+        scores = {text: self._score(text, terms) for text in texts}
+        return [(row, scores[self._texts[row]]) for row, _ in group]
+
     def _query(self, terms: dict[str, int]) -> tantivy.Query:
         clauses = []
         for term, n in terms.items():
@@ -194,15 +199,15 @@ class BM25Index:
             clauses.append((tantivy.Occur.Should, tantivy.Query.boost_query(query, n) if n > 1 else query))
         return tantivy.Query.boolean_query(clauses)
 
-    def _score(self, row: int, terms: dict[str, int]) -> float:
-        """Lucene's score of one text: single precision for a term, double for their sum, single for the result."""
-        counts = Counter(self._texts[row].split())
+    def _score(self, text: str, terms: dict[str, int]) -> float:
+        """Lucene's score of one text, but for the last bit: single precision a term, double for their sum."""
+        counts = Counter(text.split())
         inverse = self._inverse_norm[counts.total()]
         one, total = np.float32(1), 0.0
         for term, n in terms.items():
             if term in counts:
-                weight = self._idf(term)
-                total += n * float(weight - weight / (one + np.float32(counts[term]) * inverse))
+                weight = np.float32(n) * self._idf(term)
+                total += float(weight - weight / (one + np.float32(counts[term]) * inverse))
         return float(np.float32(total))
 
     def _idf(self, term: str) -> np.float32:
