@@ -64,7 +64,7 @@ def test_byte_order_mark_and_long_fields(tmp_path):
         ("[" * 100_000, "not JSON"),
         ("[1, 2]", "holds a list, not an object"),
         ("null", "holds null, not an object"),
-        (line(id="b").replace('"group"', '"topic"'), "no key 'group'; found 'id', 'instruction', 'input', 'output', 'to"),
+        (line(id="b").replace('"group"', '"topic"'), "no key 'group'; found 'id', 'instruction', 'input', 'output'"),
         (line(id="b", input=None), "'input' is null"),
         (line(id="b", input=" \n"), "'input' is empty"),
         (line(id="b", input=["Some text."]), "'input' is a list; expected a string"),

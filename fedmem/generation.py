@@ -1,0 +1,289 @@
+"""What the model is asked and what it answers: prefixes, suffixes, and the decoding of continuations.
+
+Inputs are cut by the tokenizer's own offsets, so the ids of a prompt are the ids that training saw. Decoding is exact:
+only what was asked for acts, whatever the checkpoint's generation_config or the library's defaults say, and a
+continuation depends on (decode seed, prompt, decoding) alone. This module knows rows, a model and a tokenizer; it does
+not know how the model was trained, nor what a match is.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from fedmem import models
+from fedmem.decoding import Decoding
+
+__all__ = [
+    "Decoding",
+    "GenerationError",
+    "continue_prefixes",
+    "lengths",
+    "measurable",
+    "sample",
+    "split_inputs",
+    "stop_ids",
+]
+
+CHUNK = 500  # rows tokenised at once: offsets of 90,000 rows would fill gigabytes
+REPLACEMENT = "\ufffd"  # what a decoder writes for the bytes of an unfinished character
+
+
+class GenerationError(ValueError):
+    """A request that cannot be met: the message says what, where, what is allowed, and what to do."""
+
+
+def split_inputs(rows: pd.DataFrame, tokenizer, prefix_tokens: int, min_input_tokens: int | None = None):
+    """Cut every row's input into a prefix of `prefix_tokens` tokens and the rest; return one line per row.
+
+    `rows` is the partition table. The whole training example is tokenised, as training does it, and the cut falls where
+    its tokens end, or at the next character where a token ends inside one. Columns: row_id, client, split, input,
+    input_tokens, long_enough, prefix, suffix (prefix + suffix == input, character by character), prompt_ids (list of
+    ids: template start and prefix, the very ids that training saw), round_trip (whether decoding the example's ids
+    gives its text back). `long_enough` is False for inputs of fewer than `min_input_tokens` (None: prefix_tokens + 20,
+    the paper's rule) or without a suffix: they stay here to be counted, and `sample` leaves them out.
+
+    Raises GenerationError unless 1 ≤ prefix_tokens < min_input_tokens.
+    """
+    least = prefix_tokens + 20 if min_input_tokens is None else min_input_tokens
+    if not 1 <= prefix_tokens < least:
+        raise GenerationError(
+            f"prefix_tokens = {prefix_tokens}, min_input_tokens = {least}: allowed is 1 ≤ prefix_tokens < "
+            "min_input_tokens, so that a suffix is left"
+        )
+    lines = []
+    for first in range(0, len(rows), CHUNK):
+        chunk = rows.iloc[first : first + CHUNK].to_dict("records")
+        examples = [models.render(tokenizer, row) for row in chunk]
+        encoded = tokenizer(
+            [example.text for example in examples], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+        for row, example, row_ids, row_offsets in zip(chunk, examples, ids, offsets, strict=True):
+            back = _decode(tokenizer, row_ids, skip_special_tokens=False)
+            cut = _cut(row["input"], example, row_ids, row_offsets, prefix_tokens)
+            cut["long_enough"] = cut["input_tokens"] >= least and cut["suffix"].strip() != ""
+            kept = {key: row[key] for key in ("row_id", "client", "split", "input")}
+            lines.append(kept | cut | {"round_trip": back == example.text})
+    return pd.DataFrame(lines)
+
+
+def _cut(text: str, example: models.Example, ids: list[int], offsets: list[tuple[int, int]], n: int) -> dict:
+    """One input's tokens, prefix of `n` tokens, suffix and prompt ids; the example holds the input stripped."""
+    begin, end = example.input_span
+    first = next(i for i, (_, stop) in enumerate(offsets) if stop > begin)
+    last = next((i for i in range(first, len(offsets)) if offsets[i][0] >= end), len(offsets))
+    stop = min(first + n, last)
+    while stop < last and offsets[stop][0] < offsets[stop - 1][1]:  # the token ends inside a character
+        stop += 1
+    cut = min(offsets[stop - 1][1], end)
+    # Signs that no token covers were composed with the one before (NFC); white space may just be left out of offsets.
+    cut += len(example.text[cut : offsets[stop][0] if stop < last else end].rstrip())
+    position = cut - begin + len(text) - len(text.lstrip())
+    return {
+        "input_tokens": last - first,
+        "prefix": text[:position],
+        "suffix": text[position:],
+        "prompt_ids": ids[:stop],
+    }
+
+
+def lengths(texts: pd.DataFrame) -> pd.DataFrame:
+    """Return how many rows can be probed, from the table of `split_inputs`, one line per client and split.
+
+    Columns: client, split, rows, long_enough (rows), share (long enough among all, 0 to 1), shared_prefix (long enough
+    rows whose prefix another long enough row, of any client, begins with too), unequal_round_trip (rows whose text the
+    tokenizer does not give back).
+    """
+    long = texts[texts["long_enough"]]
+    shared = long["prefix"].duplicated(keep=False).reindex(texts.index, fill_value=False)
+    marked = texts.assign(shared_prefix=shared, unequal_round_trip=~texts["round_trip"])
+    table = marked.groupby(["client", "split"], sort=True).agg(
+        rows=("row_id", "size"),
+        long_enough=("long_enough", "sum"),
+        share=("long_enough", "mean"),
+        shared_prefix=("shared_prefix", "sum"),
+        unequal_round_trip=("unequal_round_trip", "sum"),
+    )
+    return table.reset_index()
+
+
+def sample(
+    texts: pd.DataFrame, n_prefixes: int, n_suffixes: int | None, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Draw what is asked and what is searched, per client; return (prefixes, suffixes).
+
+    `texts` is the table of `split_inputs`. Prefixes come from training rows that are long enough, one row per distinct
+    input. Member suffixes are those of the same rows first, then of further ones; held-out suffixes are as many, from
+    held-out rows whose input no client was trained on. `n_suffixes` None means n_prefixes. The order of a client's rows
+    is fixed by (seed, row_id): a larger sample contains the smaller one, and a row's place depends on no other row.
+
+    prefixes: prefix_id, client, row_id, prefix, prompt_ids. suffixes: suffix_id, client, row_id, member, suffix.
+    Raises GenerationError, naming the client, when it has too few such rows.
+    """
+    n_suffixes = n_prefixes if n_suffixes is None else n_suffixes
+    order = texts["row_id"].map(lambda row_id: hashlib.sha256(f"{seed}|{row_id}".encode()).digest())
+    usable = texts.assign(order=order)[texts["long_enough"]].sort_values(["client", "order"])
+    train = usable[usable["split"] == "train"].drop_duplicates(["client", "input"])
+    trained = texts.loc[texts["split"] == "train", "input"]
+    heldout = usable[(usable["split"] == "heldout") & ~usable["input"].isin(trained)]
+    heldout = heldout.drop_duplicates(["client", "input"])
+    clients = sorted(texts["client"].unique())
+    prefixes = _first(train, clients, n_prefixes, "prefixes", "training rows")
+    members = _first(train, clients, n_suffixes, "member suffixes", "training rows")
+    controls = _first(
+        heldout, clients, n_suffixes, "held-out suffixes", "held-out rows (input unlike all training rows)"
+    )
+    suffixes = pd.concat([members.assign(member=True), controls.assign(member=False)], ignore_index=True)
+    return (
+        _named(prefixes, "prefix_id", "p")[["prefix_id", "client", "row_id", "prefix", "prompt_ids"]],
+        _named(suffixes, "suffix_id", "s")[["suffix_id", "client", "row_id", "member", "suffix"]],
+    )
+
+
+def _first(rows: pd.DataFrame, clients: list[int], count: int, what: str, source: str) -> pd.DataFrame:
+    had = rows["client"].value_counts().reindex(clients, fill_value=0)
+    for client in clients:
+        if had[client] < count:
+            raise GenerationError(
+                f"client {client} has {had[client]} {source} that are long enough and distinct, and {count} {what} "
+                "were asked for; lower n_prefixes, n_suffixes, prefix_tokens or min_input_tokens, or deal more rows"
+            )
+    return rows.groupby("client", sort=True).head(count).reset_index(drop=True)
+
+
+def _named(rows: pd.DataFrame, column: str, letter: str) -> pd.DataFrame:
+    return rows.assign(**{column: letter + rows["client"].astype(str) + "-" + rows["row_id"]})
+
+
+def measurable(prefixes: pd.DataFrame, suffixes: pd.DataFrame, min_match_chars: int = 50) -> pd.DataFrame:
+    """Return what the detector could find at all: the share of texts of at least `min_match_chars` characters.
+
+    Columns: text (continuation, member suffix, held-out suffix), client, n, reaching, share (0 to 1). A match needs a
+    continuation and a suffix that both reach that length.
+    """
+    sources = {
+        "continuation": prefixes.set_index("client")["continuation"],
+        "member suffix": suffixes[suffixes["member"]].set_index("client")["suffix"],
+        "held-out suffix": suffixes[~suffixes["member"]].set_index("client")["suffix"],
+    }
+    tables = []
+    for text, values in sources.items():
+        reaches = values.str.len() >= min_match_chars
+        table = reaches.groupby(level="client").agg(n="size", reaching="sum", share="mean")
+        tables.append(table.reset_index().assign(text=text))
+    return pd.concat(tables, ignore_index=True)[["text", "client", "n", "reaching", "share"]]
+
+
+def continue_prefixes(
+    model,
+    tokenizer,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    max_new_tokens: int,
+    seed: int,
+    batch_size: int,
+) -> pd.DataFrame:
+    """Let the model continue each prompt (token ids, as `split_inputs` gives them) until it stops.
+
+    It stops at the tokenizer's end-of-sequence or end-of-turn token, or after `max_new_tokens` new tokens (the prompt
+    does not count). Prompts are padded on the left and masked. Returns a frame with the index of `prompts` (0 … without
+    one): continuation (text; special tokens left out, spaces untouched), new_tokens (without the stopping one),
+    finished (whether it stopped by itself), decoding (as it took effect). A line depends on the model, `seed`, its
+    prompt and `decoding`; batch size and order only change how the model's floats round, which turns a token where two
+    are equal to about 1e-6. Shows a progress bar.
+
+    Raises GenerationError before any work when a prompt and its continuation exceed the model's context.
+    """
+    index = prompts.index if isinstance(prompts, pd.Series) else None
+    prompts = [list(prompt) for prompt in prompts]
+    _fits(model, prompts, max_new_tokens)
+    stops = stop_ids(tokenizer)
+    # Longest first: little padding, the largest batch at once; ties by the ids, so that order does not matter.
+    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), prompts[i]))
+    written: dict[int, tuple[str, int, bool]] = {}
+    with _plain(model), tqdm(total=len(prompts), desc="continue", unit="prefix", mininterval=1) as bar:
+        for first in range(0, len(order), batch_size):
+            places = order[first : first + batch_size]
+            batch = [prompts[i] for i in places]
+            for place, new in zip(
+                places, _generate(model, tokenizer, batch, decoding, max_new_tokens, seed, stops), strict=True
+            ):
+                written[place] = _ended(tokenizer, prompts[place], new, stops)
+            bar.update(len(places))
+    lines = [written[i] for i in range(len(prompts))]
+    frame = pd.DataFrame(lines, columns=["continuation", "new_tokens", "finished"], index=index)
+    return frame.assign(decoding=str(decoding))
+
+
+def stop_ids(tokenizer) -> list[int]:
+    """Return the ids that end a continuation: end of sequence, and what the chat template puts after a user's words."""
+    example = models.render(tokenizer, {"input": "a", "instruction": "", "output": "a"})
+    after = tokenizer(example.text[example.input_span[1] :], add_special_tokens=False)["input_ids"]
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    end_of_turn = next((token for token in after if token in special), tokenizer.eos_token_id)
+    return sorted({tokenizer.eos_token_id, end_of_turn})
+
+
+def _fits(model, prompts: list[list[int]], max_new_tokens: int) -> None:
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(map(len, prompts), default=0)
+    if max_new_tokens < 1:
+        raise GenerationError(f"max_new_tokens {max_new_tokens}: allowed is a whole number ≥ 1")
+    if context is not None and longest + max_new_tokens > context:
+        raise GenerationError(
+            f"the longest prompt has {longest} tokens (template and prefix) and max_new_tokens is {max_new_tokens}, "
+            f"but the model's context holds {context}: lower max_new_tokens to at most {max(context - longest, 0)}, or "
+            "lower prefix_tokens"
+        )
+
+
+@contextmanager
+def _plain(model) -> Iterator[None]:
+    """The model in evaluation mode and without its own generation_config, from which `generate` fills what is unset."""
+    kept, training = model.generation_config, model.training
+    model.generation_config = GenerationConfig()
+    model.eval()
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+        model.train(training)
+
+
+@torch.inference_mode()
+def _generate(model, tokenizer, batch, decoding: Decoding, steps: int, seed: int, stops: list[int]) -> list[list[int]]:
+    """The new ids of each prompt in a batch, padded by whatever `generate` fills up with after a stop."""
+    width = max(map(len, batch))
+    pad = stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in batch], device=model.device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch], device=model.device)
+    # The draw is ours and deterministic, so `generate` only ever takes the likeliest of what the processors leave.
+    config = GenerationConfig(
+        max_new_tokens=steps, do_sample=False, num_beams=1, use_cache=True, eos_token_id=stops, pad_token_id=pad
+    )
+    processors = decoding.processors(batch, seed, steps, width, model.device)
+    output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, logits_processor=processors)
+    return output[:, width:].tolist()
+
+
+def _ended(tokenizer, prompt: list[int], new: list[int], stops: list[int]) -> tuple[str, int, bool]:
+    """(continuation, new tokens, finished) of new ids up to the first stopping one.
+
+    The text is read after the prompt, as some tokenizers drop a space at the start of what they decode.
+    """
+    end = next((n for n, token in enumerate(new) if token in stops), None)
+    new = new[:end]
+    before, both = _decode(tokenizer, prompt), _decode(tokenizer, prompt + new)
+    text = both[len(before) :] if both.startswith(before) else _decode(tokenizer, new)
+    if end is None:
+        text = text.rstrip(REPLACEMENT)  # the limit of tokens may have fallen inside a character
+    return text, len(new), end is not None
+
+
+def _decode(tokenizer, ids: list[int], skip_special_tokens: bool = True) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
