@@ -316,6 +316,44 @@ def begin_report(study: str, analyses: dict[str, Stage]) -> Work:
     return Work("studies", results_root() / "studies" / study, report_identity(identities), tuple(analyses.values()))
 
 
+def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
+    """A study's description and the finished analyses of its runs ({run: analyze stage}); the others are left out.
+
+    "latest" is the newest analysis alone, whoever made it, as a study of one run.
+    """
+    if name == "latest":
+        stage, folders, parameters = find("analyze"), {}, {}
+        ancestor = stage
+        while ancestor is not None:
+            folders[ancestor.name] = f"{ancestor.name}/{ancestor.folder.name}"
+            parameters = ancestor.config.model_dump() | parameters
+            ancestor = ancestor.parent
+        run = {"name": "latest", "parameters": parameters, "stages": folders}
+        return {"name": name, "title": "The newest analysis", "runs": [run]}, {"latest": stage}
+    folder = results_root() / "studies" / name
+    if not (folder / "study.json").is_file():
+        known = sorted(p.parent.name for p in folder.parent.glob("*/study.json"))
+        raise StageError(f"no study {name!r} in {folder.parent}; there are: {', '.join(known) or 'none'}, and 'latest'")
+    description = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    stages = {run["name"]: results_root() / run["stages"]["analyze"] for run in description["runs"]}
+    return description, {run: open_stage(path) for run, path in stages.items() if (path / MANIFEST).is_file()}
+
+
+def run_table(description: dict, analyses: dict[str, Stage]):
+    """DataFrame, a row a run: state, resolved parameters, seconds of each stage; index run."""
+    import pandas as pd
+
+    rows = {}
+    for run in description["runs"]:
+        stages, stage = {}, analyses.get(run["name"])
+        state = "finished" if stage else "failed"
+        while stage is not None:
+            stages[f"seconds_{stage.name}"] = stage.manifest["seconds"]
+            stage = stage.parent
+        rows[run["name"]] = {"state": state} | run["parameters"] | dict(reversed(stages.items()))
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
+
+
 def _plain(value: Any) -> Any:
     """JSON's own types: numpy scalars and arrays unpacked, keys as text, NaN as None."""
     if isinstance(value, dict):

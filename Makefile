@@ -1,0 +1,50 @@
+# Two commands are enough: `make demo` and `make test`. Each sets up .venv by itself and then does its job.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lab lint lock example base-model benchmark format
+
+demo: $(VENV)/installed  ## run params/studies/demo.yaml: four runs, their report (minutes)
+	$(BIN)/fedmem run params/studies/demo.yaml $(ARGS)
+
+test: $(VENV)/installed  ## all tests, the notebooks included
+	$(BIN)/python -m pytest $(ARGS)
+
+lab: $(VENV)/installed  ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks $(ARGS)
+
+lint: $(VENV)/installed  ## code, notebooks and their stripped state
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/nbstripout --verify notebooks/*.ipynb
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/nbstripout notebooks/*.ipynb
+
+benchmark: $(VENV)/installed  ## tests/benchmarks; nothing else should run meanwhile
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only $(ARGS)
+
+base-model: $(VENV)/installed  ## train the shipped tiny-qwen2 anew from its recipe
+	$(BIN)/python -m fedmem.presets tiny-qwen2
+
+example: demo  ## rebuild results/example from the demo's report
+	$(BIN)/python -m fedmem.example results/studies/demo results/example
+
+# A fresh environment with pyproject's newest allowed versions, frozen. Torch keeps the version that pyproject pins.
+lock:
+	rm -rf .venv-lock
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet '.[test]'
+	.venv-lock/bin/pip check
+	.venv-lock/bin/pip freeze --exclude fedmem > requirements.lock
+	rm -rf .venv-lock
+
+$(VENV)/installed: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "fedmem needs Python 3.11: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps -e .
+	touch $@

@@ -1,0 +1,139 @@
+"""Parameters: one flat namespace, checked before anything runs."""
+
+import pytest
+
+from fedmem.config import (
+    OWNER,
+    STAGES,
+    ConfigError,
+    GenerateConfig,
+    PartitionConfig,
+    TrainConfig,
+    allowed,
+    create_all,
+)
+
+
+def message(values, origin=None):
+    with pytest.raises(ConfigError) as caught:
+        create_all(values, origin)
+    return str(caught.value)
+
+
+def test_a_name_belongs_to_one_stage():
+    names = [name for model in STAGES.values() for name in model.model_fields]
+    assert len(names) == len(set(names)) == len(OWNER)
+
+
+def test_every_parameter_has_a_meaning_and_says_what_is_allowed():
+    for stage, model in STAGES.items():
+        for name, field in model.model_fields.items():
+            assert field.description, name
+            assert "<class" not in allowed(stage, name), name
+
+
+def test_unknown_name_gives_the_closest_known_and_where_it_stood():
+    text = message({"prefx_tokens": 30}, {"prefx_tokens": "--set"})
+    assert "--set" in text
+    assert "'prefx_tokens'" in text
+    assert "did you mean 'prefix_tokens'?" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("prefix_tokens", "ten", "a whole number ≥ 1"),
+        ("prefix_tokens", "[10, 30]", "a whole number ≥ 1"),  # papermill -p leaves a list as text (B01)
+        ("prefix_tokens", 1.5, "a whole number ≥ 1"),
+        ("n_clients", 0, "a whole number ≥ 1 and ≤ 10000"),
+        ("n_clients", True, "a whole number ≥ 1 and ≤ 10000"),
+        ("algorithm", "fedsgd", "fedavg | fedprox | central | none"),
+        ("learning_rate", float("nan"), "a number > 0 and ≤ 1"),
+        ("temperature", -1, "a number ≥ 0 and ≤ 100"),
+        ("checkpoint_round", "last", "a whole number ≥ 0 or null"),
+    ],
+)
+def test_wrong_values_name_the_parameter_what_it_got_and_what_is_allowed(name, value, said):
+    text = message({name: value})
+    assert text == f"{name}: got {value!r}; allowed is {said}"
+
+
+def test_all_faults_are_told_at_once():
+    text = message({"prefix_tokens": "ten", "n_clients": 0, "tpo_k": 3})
+    assert len(text.splitlines()) == 3
+
+
+def test_an_integer_is_accepted_where_a_number_is_wanted():
+    assert create_all({"temperature": 2})["generate"].temperature == 2.0  # papermill passes 2 as int (B34)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"corpus": "file"},  # without a path
+        {"prefix_tokens": 30, "min_input_tokens": 30},  # no suffix would be left
+        {"checkpoint_round": 11, "rounds": 10},
+        {"n_prefixes": 41, "train_rows": 40},
+        {"prefix_tokens": 256, "max_tokens": 256},  # training never saw what comes after the prefix
+    ],
+)
+def test_parameters_at_odds_are_refused(values):
+    message(values)
+
+
+def test_effective_parameters_are_null_where_they_cannot_matter():
+    assert create_all({"proximal_mu": 5.0})["train"].effective()["proximal_mu"] is None  # fedavg
+    assert create_all({"proximal_mu": 5.0, "algorithm": "fedprox"})["train"].effective()["proximal_mu"] == 5.0
+    generate = create_all({"decoding": "temperature"})["generate"].effective()
+    assert generate["top_k"] is generate["top_p"] is None
+    none = create_all({"algorithm": "none"})["train"].effective()
+    assert none["rounds"] is none["learning_rate"] is None
+    assert "device" not in none
+    assert "corpus_path" not in create_all({})["partition"].effective()
+
+
+def test_the_last_round_and_its_number_are_the_same_stage():
+    last = create_all({"rounds": 5})["generate"]
+    assert last == create_all({"rounds": 5, "checkpoint_round": 5})["generate"]
+    assert last.checkpoint_round == 5
+    assert create_all({"algorithm": "none"})["generate"].checkpoint_round == 0
+
+
+def notebook(**names):
+    shown = {name: TrainConfig.model_fields[name].default for name in TrainConfig.shown}
+    return {"In": [""], "options": {}, "partition": "latest", **shown, **names}
+
+
+def test_a_notebook_gives_shown_parameters_and_options():
+    config = TrainConfig.from_notebook(notebook(rounds=5, options={"weight_decay": 0.1}))
+    assert (config.rounds, config.weight_decay) == (5, 0.1)
+
+
+def test_a_notebook_refuses_what_papermill_injects_and_nobody_reads():
+    injected = "# Parameters\nrounds = 5\nprefx_len = 50\n"  # papermill only logs "Passed unknown parameter" (B02)
+    with pytest.raises(ConfigError, match="unknown parameter 'prefx_len'"):
+        TrainConfig.from_notebook(notebook(In=["", injected], rounds=5, prefx_len=50))
+
+
+def test_a_notebook_says_which_stage_owns_a_parameter():
+    with pytest.raises(ConfigError, match="'top_k' is a parameter of the generate stage"):
+        TrainConfig.from_notebook(notebook(options={"top_k": 5}))
+
+
+def test_a_notebook_takes_an_injected_field_that_its_cell_does_not_show():
+    injected = "# Parameters\nweight_decay = 0.1\npartition = 'x'\noptions = {}\n"
+    config = TrainConfig.from_notebook(notebook(In=["", injected], weight_decay=0.1))
+    assert config.weight_decay == 0.1
+
+
+def test_options_must_be_a_mapping_and_not_repeat_the_cell():
+    with pytest.raises(ConfigError, match="options: got"):
+        TrainConfig.from_notebook(notebook(options="{'rounds': 3}"))
+    with pytest.raises(ConfigError, match="which the parameters cell shows"):
+        TrainConfig.from_notebook(notebook(options={"rounds": 3}))
+
+
+def test_models_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        PartitionConfig().n_clients = 4
+    assert len(GenerateConfig().table()) == len(GenerateConfig.model_fields)

@@ -1,0 +1,169 @@
+"""A study's YAML: layers, grids, shared stages, states; nothing is executed here."""
+
+from pathlib import Path
+
+import pytest
+
+from fedmem import runs, study
+from fedmem.cli import main
+from fedmem.config import ConfigError
+
+PARAMS = Path(__file__).resolve().parent.parent / "params"
+
+
+@pytest.fixture(autouse=True)
+def _results(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
+
+
+@pytest.fixture
+def params(tmp_path):
+    """A params folder with one base, one task file and a function that writes studies into it."""
+    for name in ("base", "tasks", "studies"):
+        (tmp_path / "params" / name).mkdir(parents=True)
+    (tmp_path / "params/base/small.yaml").write_text("models: {main: tiny-qwen2}\nrounds: 2\nlocal_epochs: 2\n")
+    (tmp_path / "params/base/other.yaml").write_text("models: {main: some/model}\nrounds: 7\n")
+    (tmp_path / "params/tasks/qa.yaml").write_text("max_tokens: 300\nrounds: 9\n")
+
+    def write(text, name="s"):
+        path = tmp_path / "params" / "studies" / f"{name}.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def only(study_):
+    (run,) = study_.runs
+    return run.configs
+
+
+@pytest.mark.parametrize("path", sorted(PARAMS.glob("studies/*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_study_is_valid(path, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("{}\n")
+    overrides = {"corpus_path": str(corpus)} if path.stem == "own_data" else {}
+    assert study.load(path, overrides=overrides).runs
+
+
+def test_precedence_task_base_study_grid_set(params):
+    path = params("base: small\nparameters: {task: qa, local_epochs: 3}\ngrid: {proximal_mu: [0.5]}\n")
+    train = only(study.load(path))["train"]
+    assert train.max_tokens == 300  # from the task
+    assert train.rounds == 2  # the base wins over the task
+    assert train.local_epochs == 3  # the study wins over the base
+    assert train.proximal_mu == 0.5  # the grid
+    train = only(study.load(path, overrides={"proximal_mu": 0.7, "rounds": 4}))["train"]
+    assert (train.proximal_mu, train.rounds) == (0.7, 4)
+    assert only(study.load(path, base="other"))["train"].rounds == 7
+
+
+def test_a_base_gives_model_aliases(params):
+    path = params("base: small\nparameters: {model: main}\n")
+    assert only(study.load(path))["train"].model == "tiny-qwen2"
+    assert only(study.load(path, base="other"))["train"].model == "some/model"
+
+
+def test_a_grid_is_a_product_and_shares_stages(params):
+    path = params("base: small\ngrid: {algorithm: [fedavg, central], decoding: [greedy, top_k]}\n")
+    loaded = study.load(path)
+    assert [run.name for run in loaded.runs] == ["fedavg-greedy", "fedavg-top_k", "central-greedy", "central-top_k"]
+    stages = [job.stage for job in loaded.jobs.values()]
+    # 1 partition, 2 trainings, and each of the 4 runs its own generate, detect and analyze
+    assert [stages.count(s) for s in ("partition", "train", "generate", "detect", "analyze")] == [1, 2, 4, 4, 4]
+
+
+def test_rounds_train_once(params):
+    path = params("base: small\nparameters: {rounds: 5}\ngrid: {checkpoint_round: [1, 3, 5]}\n")
+    stages = [job.stage for job in study.load(path).jobs.values()]
+    assert (stages.count("train"), stages.count("generate")) == (1, 3)
+
+
+def test_included_studies_are_joined(params):
+    params("base: small\ngrid: {algorithm: [fedavg, none]}\n", "one")
+    params("base: small\ngrid: {decoding: [greedy]}\n", "two")
+    both = study.load(params("include: [one, two]\n", "both"))
+    assert [run.name for run in both.runs] == ["one/fedavg", "one/none", "two/greedy"]
+    with pytest.raises(ConfigError, match="includes itself"):
+        study.load(params("include: [loop]\n", "loop"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grid: {prefx_tokens: [30]}\n", "did you mean 'prefix_tokens'?"),
+        ("grid: {prefix_tokens: 30}\n", "grid: prefix_tokens: got 30; allowed is a list of values"),
+        ("rounds: 3\n", "parameters stand under `parameters:` or `grid:`"),
+        ("titel: x\n", "did you mean 'title'?"),
+        ("base: smal\n", "did you mean 'small'?"),
+        ("parameters: {n_clients: 0}\n", "n_clients: got 0"),
+        ("- a\n", "got list; allowed is a mapping"),
+        ("grid: [\n", "not a YAML file"),
+        ("include: [nowhere]\n", "there is no such file"),
+        ("grid: {n_prefixes: [10, 99]}\n", "n_prefixes: got 99"),  # the whole grid is validated
+    ],
+)
+def test_faults_name_the_file_and_what_is_allowed(params, text, said):
+    path = params(text)
+    with pytest.raises(ConfigError) as caught:
+        study.load(path)
+    assert said in str(caught.value)
+    assert str(path.parent.parent) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "prefx_tokens=30"], "--set: unknown parameter 'prefx_tokens'; did you mean 'prefix_tokens'?"),
+        (["--set", "prefix_tokens=ten"], "--set: prefix_tokens: got 'ten'; allowed is a whole number ≥ 1"),
+        (["--set", "n_clients=0"], "--set: n_clients: got 0"),
+        (["--set", "corpus=file", "--set", "corpus_path=nowhere.jsonl"], "corpus_path: there is no file"),
+        (["--set", "rounds"], "--set rounds: allowed is KEY=VALUE"),
+        (["--base", "smal"], "unknown base 'smal'; did you mean 'small'?"),
+    ],
+)
+def test_the_command_refuses_with_one_clear_line_and_runs_nothing(arguments, said, capsys):
+    assert main(["run", str(PARAMS / "studies/demo.yaml"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert len(error.strip().splitlines()) == 1
+    assert not runs.results_root().exists()
+
+
+def finish(job, parent=None):
+    """Publishes an empty stage where a job's stage belongs."""
+    return runs.begin(job.config, parent).publish()
+
+
+def test_states_follow_manifests_code_and_parents(params, monkeypatch):
+    loaded = study.load(params("base: small\n"))
+    jobs = loaded.runs[0].jobs
+    assert set(study.plan(loaded).states.values()) == {"to do"}
+    stage = None
+    for job in jobs.values():
+        stage = finish(job, stage)
+    assert set(study.plan(loaded).states.values()) == {"finished"}
+    assert study.plan(loaded).report == "to do"
+
+    # a parent with other files makes its child stale, and that one's children with it
+    work = runs.begin(jobs["train"].config, runs.open_stage(jobs["partition"].folder))
+    work.save_json("extra", {})
+    work.publish()
+    plan = study.plan(loaded)
+    stale = {"generate", "detect", "analyze"}
+    assert {jobs[s].id: "stale" if s in stale else "finished" for s in jobs} == plan.states
+    assert [job.stage for job in plan.to_do] == ["generate", "detect", "analyze"]
+    assert study.plan(loaded, keep_stale=True).to_do == []
+
+    monkeypatch.setattr(runs, "code_digest", lambda stage: "edited")
+    assert set(study.plan(loaded).states.values()) == {"stale"}
+
+
+def test_a_job_hands_its_notebook_json_values_and_its_parents_folder(params):
+    jobs = study.load(params("base: small\n")).runs[0].jobs
+    given = jobs["generate"].parameters()
+    assert given["train"] == str(jobs["train"].folder)
+    assert given["checkpoint_round"] == 2
+    assert "generate_batch" in given["options"]
+    assert "options" not in given["options"]
