@@ -179,7 +179,7 @@ class BM25Index:
     def _hits(self, terms: dict[str, int], top_n: int) -> list[tuple[int, float]]:
         """At least `top_n` hits where there are as many, and all those that tie with the last of them."""
         query = self._query(terms)
-        limit = top_n + _SPARE
+        limit = min(top_n, self._n) + _SPARE
         while True:
             found = self._searcher.search(query, limit=limit, count=False).hits
             if len(found) < limit or found[-1][0] < found[top_n - 1][0] * (1 - _NEAR):

@@ -150,6 +150,10 @@ def test_any_unicode_is_answered(texts, queries, top_n):
         assert hits == sorted(hits, key=lambda hit: (-hit[1], hit[0]))
 
 
+def test_more_hits_than_texts_may_be_asked_for():
+    assert len(BM25Index.build(["a", "b a", "c"]).search(["a"], top_n=10**12)[0]) == 2
+
+
 def test_same_texts_same_answers():
     texts, queries = ["fever cough", "cough", "lung fever fever"] * 5, ["fever cough lung"]
     assert BM25Index.build(texts).search(queries, 9) == BM25Index.build(texts).search(queries, 9)
