@@ -1,0 +1,231 @@
+"""One figure for each question: a tidy frame in, a Figure out, in one style that colour-blind readers can read.
+
+Nothing is measured here and pyplot's global state is never touched: a notebook shows the Figure that it gets, and
+`save` writes it with its data and its caption. Shares come in as 0 … 1 and are drawn in percent; what is undefined
+(NaN) is drawn as "n/a", never as 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedmem.figures import COLOURS, CONTROL, COUNTINGS, MEMBER, UNDEFINED, canvas, caption, counting_words, save, styled
+
+__all__ = ["aggregates", "caption", "groups", "learning_curves", "matrix", "save", "sizes"]
+
+INTERVAL_CLIENTS = 8  # beyond it a cell of the matrix is too narrow for its interval
+READABLE_CLIENTS = 12  # beyond it cells carry no numbers, lines no names, and not every client its label
+
+CURVES = {
+    "train_loss": "training loss\n(nats per token)",
+    "test_loss": "test loss of the global model\n(nats per token)",
+    "penalty": "proximal penalty",
+    "drift": "drift ‖w − w_t‖",
+}
+
+
+@styled
+def matrix(cells: pd.DataFrame, counting: str = "paper") -> Figure:
+    """MR(j→k) in percent, and beside it, on the same scale, the control on held-out suffixes.
+
+    cells: the table of `metrics.cells`. Each cell carries its share and its interval; above 8 clients its share
+    alone, above 12 only colour.
+    Raises ValueError for a counting that is unknown or not in the table.
+    """
+    title = counting_words(counting).split(" (")[0]
+    chosen = cells[cells["counting"] == counting]
+    if chosen.empty:
+        raise ValueError(f"counting = {counting!r}: cells has only {', '.join(sorted(set(cells['counting'])))}")
+    sides = [("what clients trained on", True), ("control: held-out suffixes", False)]
+    tables = {member: chosen[chosen["member"] == member] for _, member in sides}
+    n_clients = chosen["prefix_client"].nunique()
+    side = float(np.clip(0.95 * n_clients, 2.2, 4.6))
+    figure = canvas(2 * side + 1.6, side + 0.9)
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    # a scale of at least 1 % keeps a matrix of zeros from looking like one full of leaks
+    top = max(1.0, 100 * np.nanmax(chosen["ratio"], initial=0))
+    for (words, member), axis in zip(sides, axes, strict=True):
+        table = tables[member]
+        shares = _grid(table, "ratio")
+        _heatmap(axis, 100 * shares, _cell_labels(table), top, "suffix client k", "prefix client j")
+        axis.set_title(words)
+    axes[1].set_ylabel("")
+    _scale(figure, axes, "share of prefixes (%)", undefined=chosen["ratio"].isna().any())
+    figure.suptitle(f"MR(j→k), {title}", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+@styled
+def aggregates(summary: pd.DataFrame, counting: str | None = None) -> Figure:
+    """MR_intra, MR_inter and MR_total with intervals, each beside its held-out control.
+
+    summary: the table of `metrics.summary`. With a column `run` (several runs, concatenated) there is a line for each
+    run and one `counting` ("paper" unless said); without, a line for each counting.
+    """
+    by = "run" if "run" in summary.columns else "counting"
+    if by == "run" or counting is not None:
+        counting = counting or "paper"
+        summary = summary[summary["counting"] == counting]
+    lines = list(dict.fromkeys(summary[by]))
+    if not lines:
+        raise ValueError(f"counting = {counting!r}: summary has no such rows; allowed are {', '.join(COUNTINGS)}")
+    figure = canvas(9, 1.3 + 0.34 * len(lines))
+    axes = figure.subplots(1, 3, sharey=True)
+    for axis, part in zip(axes, ("intra", "inter", "total"), strict=True):
+        for name, colour, marker, offset in (("mr", MEMBER, "o", -0.13), ("control", CONTROL, "s", 0.13)):
+            rows = summary[summary["metric"] == f"{name}_{part}"].set_index(by).reindex(lines)
+            _intervals(axis, rows, offset, colour, marker, "trained on" if name == "mr" else "control: held-out")
+        axis.set_title(f"MR_{part}")
+        axis.set_xlabel("share of prefixes (%)")
+        axis.set_xlim(left=0)
+    axes[0].set_yticks(range(len(lines)), [str(line) for line in lines])
+    axes[0].set_ylim(len(lines) - 0.5, -0.5)
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower left", ncols=2)
+    if by == "run":
+        figure.suptitle(counting_words(counting).split(" (")[0], x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+@styled
+def learning_curves(curves: pd.DataFrame) -> Figure:
+    """Each measure of a training by round, a line for each client.
+
+    curves: round, client, metric, value. Client −1 is all clients' data together (a central model, or the pooled
+    test). Above 12 clients they become thin grey lines with their mean.
+    """
+    measures = [name for name in CURVES if (curves["metric"] == name).any()]
+    measures += sorted(set(curves["metric"]) - set(measures))
+    columns = len(measures) if len(measures) <= 3 else 2
+    lines = -(-len(measures) // columns)
+    figure = canvas(3.4 * columns + 1.2, 2.6 * lines)
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axis, measure in zip(axes, measures, strict=False):
+        _curve(axis, curves[curves["metric"] == measure])
+        axis.set_ylabel(CURVES.get(measure, measure))
+        axis.set_xlabel("round")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for axis in axes[len(measures) :]:
+        axis.remove()
+    labelled = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        labelled.update(zip(labels, handles, strict=True))
+    figure.legend(labelled.values(), labelled, loc="outside right upper")
+    return figure
+
+
+@styled
+def sizes(sizes: pd.DataFrame) -> Figure:
+    """Rows of each client by split (train, test, heldout). sizes: client, split, rows."""
+    clients, splits = sorted(sizes["client"].unique()), list(dict.fromkeys(sizes["split"]))
+    figure = canvas(float(np.clip(2.5 + 0.7 * len(clients), 4.5, 9)), 2.8)
+    axis = figure.subplots()
+    width = 0.8 / len(splits)
+    for place, split in enumerate(splits):
+        rows = sizes[sizes["split"] == split].groupby("client")["rows"].sum().reindex(clients, fill_value=0)
+        offset = (place - (len(splits) - 1) / 2) * width
+        colour = COLOURS[[0, 1, 7][place % 3]]
+        axis.bar(np.arange(len(clients)) + offset, rows, width, color=colour, label=split, linewidth=0)
+    axis.set_xticks(*_client_ticks(clients, 0))
+    axis.set(xlabel="client", ylabel="rows")
+    axis.grid(axis="x", visible=False)
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+@styled
+def groups(groups: pd.DataFrame) -> Figure:
+    """How each client's rows divide among the corpus's groups, in percent of the client's rows.
+
+    groups: client, group, rows (one line a pair that occurs). A pair without rows is 0.
+    """
+    counts = groups.pivot_table(index="group", columns="client", values="rows", aggfunc="sum", fill_value=0)
+    shares = 100 * counts / counts.sum()
+    n_groups, n_clients = shares.shape
+    figure = canvas(float(np.clip(3.4 + 0.5 * n_clients, 4.5, 9)), float(np.clip(1.3 + 0.24 * n_groups, 2.2, 9)))
+    axis = figure.subplots()
+    labels = shares.map("{:.0f}".format).where(shares > 0, "").to_numpy() if n_groups <= 30 else None
+    _heatmap(axis, shares, labels, 100.0, "client", "group")
+    axis.set_yticks(np.arange(n_groups) + 0.5, [str(name) for name in shares.index], rotation=0)
+    _scale(figure, [axis], "share of the client's rows (%)", undefined=False)
+    return figure
+
+
+def _grid(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.pivot(index="prefix_client", columns="suffix_client", values=column)
+
+
+def _cell_labels(table: pd.DataFrame) -> np.ndarray:
+    value, low, high = (100 * _grid(table, column).to_numpy() for column in ("ratio", "low", "high"))
+    labels = np.empty(value.shape, dtype=object)
+    for cell in np.ndindex(value.shape):
+        interval = f"\n{_percent(low[cell])}–{_percent(high[cell])}" if len(value) <= INTERVAL_CLIENTS else ""
+        labels[cell] = _percent(value[cell]) + interval
+    return labels
+
+
+def _percent(value: float) -> str:
+    digits = 0 if value == 0 or value >= 10 else 1 if value >= 1 else 2
+    return f"{value:.{digits}f}"
+
+
+def _heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: float, x: str, y: str) -> None:
+    """Colours from 0 to `top` with `labels` in the cells; what is NaN is grey and says n/a."""
+    readable = labels is not None and percent.shape[1] <= READABLE_CLIENTS
+    size = 9 if percent.shape[1] <= 6 else 6
+    look = {"cmap": "rocket_r", "linewidths": 0.5 if readable else 0, "cbar": False}
+    look |= {"annot": labels, "fmt": "", "annot_kws": {"fontsize": size}} if readable else {}
+    sns.heatmap(percent, ax=axis, vmin=0, vmax=top, xticklabels=False, yticklabels=False, **look)
+    axis.set_facecolor(UNDEFINED)
+    axis.grid(False)
+    if readable:
+        for row, column in np.argwhere(percent.isna().to_numpy()):
+            axis.text(column + 0.5, row + 0.5, "n/a", ha="center", va="center", color="#555555", fontsize=size)
+    axis.set_xticks(*_client_ticks(list(percent.columns), 0.5))
+    axis.set_yticks(*_client_ticks(list(percent.index), 0.5))
+    axis.set(xlabel=x, ylabel=y)
+
+
+def _scale(figure: Figure, axes, words: str, undefined: bool) -> None:
+    bar = figure.colorbar(axes[0].collections[0], ax=list(axes), shrink=0.85, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.set_label(words + ("\ngrey: undefined (n/a)" if undefined else ""))
+
+
+def _client_ticks(clients: list, shift: float) -> tuple[np.ndarray, list[str]]:
+    """Places and names of at most about a dozen ticks."""
+    step = -(-len(clients) // READABLE_CLIENTS)
+    places = np.arange(0, len(clients), step)
+    return places + shift, [str(clients[place]) for place in places]
+
+
+def _intervals(axis: Axes, rows: pd.DataFrame, offset: float, colour: str, marker: str, label: str) -> None:
+    values, places = 100 * rows["value"].to_numpy(float), np.arange(len(rows)) + offset
+    errors = np.abs(100 * rows[["low", "high"]].to_numpy(float).T - values)
+    axis.errorbar(
+        values, places, xerr=errors, fmt=marker, color=colour, markersize=4.5, capsize=2.5, label=label, clip_on=False
+    )
+    for place in places[np.isnan(values)]:
+        # beside the axis' left edge, wherever the values end
+        axis.text(0.02, place, "n/a", transform=axis.get_yaxis_transform(), va="center", color=colour, fontsize=8)
+
+
+def _curve(axis: Axes, rows: pd.DataFrame) -> None:
+    table = rows.pivot_table(index="round", columns="client", values="value", aggfunc="mean")
+    pooled, clients = [c for c in table if c == -1], [c for c in table if c != -1]
+    many = len(clients) > READABLE_CLIENTS
+    for place, client in enumerate(clients):
+        look = {"color": "#b5b5b5", "linewidth": 0.7} if many else {"color": COLOURS[place % 10], "marker": "o"}
+        label = ("a client" if place == 0 else None) if many else f"client {client}"
+        dashes = "-" if place < 10 or many else "--"
+        axis.plot(table.index, table[client], linestyle=dashes, markersize=3.5, label=label, **look)
+    if many:
+        axis.plot(table.index, table[clients].mean(axis=1), color=COLOURS[0], linewidth=2, label="clients' mean")
+    for client in pooled:
+        axis.plot(table.index, table[client], color="black", marker="D", markersize=3.5, label="all clients' rows")

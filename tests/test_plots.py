@@ -1,0 +1,225 @@
+"""Figures by what is drawn on them: numbers, undefined cells, intervals, files. Not by pixels."""
+
+import io
+import struct
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from fedmem import metrics, plots
+from fedmem.plots import READABLE_CLIENTS
+
+
+def tables(n_clients, kind="verbatim", without=(), n=50):
+    """Clients of n prefixes; the first (j + 2k) % 5 prefixes of j match k, held-out ones the first alone if j = k."""
+    owners = [j for j in range(n_clients) if j not in without]
+    prefixes = pd.DataFrame([(f"{j}-{i}", j) for j in owners for i in range(n)], columns=["prefix_id", "client"])
+    found = [
+        (f"{j}-{i}", j, k, True, kinds[i % len(kinds)])
+        for j in owners
+        for k in range(n_clients)
+        for i in range((j + 2 * k) % 5)
+    ]
+    found += [(f"{j}-0", j, j, False, "verbatim") for j in owners]
+    matches = pd.DataFrame(found, columns=["prefix_id", "prefix_client", "suffix_client", "member", "kind"])
+    matches = matches.assign(score=np.nan, identical_sentence=False)
+    return matches, prefixes, pd.DataFrame({"client": range(n_clients), "n_train": 1})
+
+
+def words(axis):
+    return [text.get_text() for text in axis.texts if text.get_text()]
+
+
+def curves(n_clients):
+    rows = [(r, j, "train_loss", 3 - r - j / 100) for r in (1, 2) for j in range(n_clients)]
+    rows += [(r, j, "test_loss", 3 - r) for r in (0, 1, 2) for j in (-1, *range(n_clients))]
+    return pd.DataFrame(rows, columns=["round", "client", "metric", "value"])
+
+
+def sizes(n_clients):
+    rows = [(j, split, 10 + j) for j in range(n_clients) for split in ("train", "test", "heldout")]
+    return pd.DataFrame(rows, columns=["client", "split", "rows"])
+
+
+def groups(n_clients):
+    rows = [(j, f"topic {g}", g + 1) for j in range(n_clients) for g in range(4) if g != j]
+    return pd.DataFrame(rows, columns=["client", "group", "rows"])
+
+
+def every_figure(n_clients):
+    measured = tables(n_clients)
+    summary = metrics.summary(*measured)
+    runs = pd.concat([summary.assign(run=name) for name in ("fedavg", "central")])
+    return [
+        plots.matrix(metrics.cells(*measured)),
+        plots.aggregates(summary),
+        plots.aggregates(runs, "verbatim"),
+        plots.learning_curves(curves(n_clients)),
+        plots.sizes(sizes(n_clients)),
+        plots.groups(groups(n_clients)),
+    ]
+
+
+def test_every_finite_cell_carries_its_number():
+    cells = metrics.cells(*tables(3))
+    figure = plots.matrix(cells, "paper")
+    members, control = figure.axes[:2]
+    for axis, member in ((members, True), (control, False)):
+        chosen = cells[(cells["counting"] == "paper") & (cells["member"] == member)]
+        assert len(words(axis)) == chosen["ratio"].notna().sum() == 9
+    # rows 0, 1, 2: 0, 2, 4 / 1, 3, 0 / 2, 4, 1 prefixes of 50: 2 % each
+    assert [label.split("\n")[0] for label in words(members)] == [
+        "0",
+        "4.0",
+        "8.0",
+        "2.0",
+        "6.0",
+        "0",
+        "4.0",
+        "8.0",
+        "2.0",
+    ]
+    assert [label.split("\n")[0] for label in words(control)] == ["2.0", "0", "0", "0", "2.0", "0", "0", "0", "2.0"]
+    low, high = words(members)[1].split("\n")[1].split("–")
+    cell = cells.query("counting == 'paper' and member and prefix_client == 0 and suffix_client == 1").iloc[0]
+    assert (float(low), float(high)) == pytest.approx((100 * cell["low"], 100 * cell["high"]), abs=0.5)
+
+
+def test_an_undefined_cell_says_so_and_is_not_zero():
+    cells = metrics.cells(*tables(3, without=[1]))
+    labels = words(plots.matrix(cells).axes[0])
+    assert labels.count("n/a") == 3
+    assert sum(label != "n/a" for label in labels) == 6
+    undefined = metrics.cells(*tables(3, kind="paraphrase"))
+    assert words(plots.matrix(undefined, "strict").axes[0]) == ["n/a"] * 9
+
+
+def test_members_and_control_share_one_scale():
+    figure = plots.matrix(metrics.cells(*tables(3)))
+    limits = [axis.collections[0].get_clim() for axis in figure.axes[:2]]
+    assert limits[0] == limits[1] == pytest.approx((0, 8))
+    nothing = tables(2)
+    nothing = (nothing[0].iloc[:0], *nothing[1:])
+    assert plots.matrix(metrics.cells(*nothing)).axes[0].collections[0].get_clim() == (0, 1)  # not 0 to 0
+
+
+@pytest.mark.parametrize("n_clients", [READABLE_CLIENTS, READABLE_CLIENTS + 1, 100])
+def test_a_large_matrix_stays_readable(n_clients):
+    axis = plots.matrix(metrics.cells(*tables(n_clients, n=5))).axes[0]
+    assert len(words(axis)) == (n_clients**2 if n_clients <= READABLE_CLIENTS else 0)
+    assert not any("–" in label for label in words(axis))  # too narrow for intervals
+    assert len(axis.get_xticklabels()) <= READABLE_CLIENTS
+
+
+def test_aggregates_draw_values_and_intervals_of_member_and_control():
+    measured = tables(3)
+    summary = metrics.summary(*measured)
+    figure = plots.aggregates(summary)
+    assert [axis.get_title("left") for axis in figure.axes] == ["MR_intra", "MR_inter", "MR_total"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["paper", "strict", "verbatim"]
+    for axis, part in zip(figure.axes, ("intra", "inter", "total"), strict=True):
+        for bars, name in zip(axis.containers, ("mr", "control"), strict=True):
+            rows = summary[summary["metric"] == f"{name}_{part}"]
+            np.testing.assert_allclose(bars.lines[0].get_xdata(), 100 * rows["value"])
+            ends = [segment[:, 0] for segment in bars.lines[2][0].get_segments()]
+            np.testing.assert_allclose(ends, 100 * rows[["low", "high"]])
+
+
+def test_aggregates_of_runs_show_one_counting_and_name_what_is_undefined():
+    summary = metrics.summary(*tables(1))  # one client: no inter
+    runs = pd.concat([summary.assign(run="fedavg"), summary.assign(run="central")])
+    figure = plots.aggregates(runs, "verbatim")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fedavg", "central"]
+    assert [words(axis) for axis in figure.axes] == [[], ["n/a"] * 4, []]
+    assert figure.get_suptitle() == "verbatim counting"
+
+
+def test_learning_curves_have_a_line_for_each_client_and_the_pool():
+    train, test = plots.learning_curves(curves(3)).axes
+    assert [line.get_label() for line in train.lines] == ["client 0", "client 1", "client 2"]
+    assert train.lines[1].get_ydata().tolist() == [1.99, 0.99]
+    assert [line.get_label() for line in test.lines][-1] == "all clients' rows"
+    assert test.lines[0].get_xdata().tolist() == [0, 1, 2]
+    many = plots.learning_curves(curves(30)).axes[0]
+    assert [line.get_label() for line in many.lines if not line.get_label().startswith("_")] == [
+        "a client",
+        "clients' mean",
+    ]
+    assert many.lines[-1].get_ydata() == pytest.approx([2 - 0.145, 1 - 0.145])
+
+
+def test_sizes_and_groups_draw_every_client():
+    bars = plots.sizes(sizes(3)).axes[0].containers
+    assert [[bar.get_height() for bar in group] for group in bars] == [[10, 11, 12]] * 3
+    labels = words(plots.groups(groups(2)).axes[0])
+    # client 0 has 2, 3, 4 rows of 9 (22, 33, 44 %), client 1 has 1, 3, 4 of 8 (12, 38, 50 %); absent pairs are blank
+    assert labels == ["12", "22", "33", "38", "44", "50"]
+
+
+def test_figures_do_not_touch_pyplot_nor_its_settings():
+    before = dict(mpl.rcParams)
+    every_figure(3)
+    assert plt.get_fignums() == []
+    assert dict(mpl.rcParams) == before
+
+
+def test_same_data_same_bytes_whatever_the_readers_settings(tmp_path):
+    def written(name):
+        return [
+            plots.save(figure, sizes(2), "Text.", tmp_path / name, f"figure{i}").read_bytes()
+            for i, figure in enumerate(every_figure(3))
+        ]
+
+    first = written("a")
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "black", "savefig.dpi": 20, "savefig.bbox": "tight"}):
+        assert written("b") == first
+    assert sum(map(len, first)) < 1_000_000  # a report of six figures
+
+
+def chunks(png):
+    stream = io.BytesIO(png[8:])
+    while head := stream.read(8):
+        length, kind = struct.unpack(">I4s", head)
+        yield kind
+        stream.seek(length + 4, 1)
+
+
+def test_save_writes_picture_data_and_caption(tmp_path):
+    data = sizes(2)
+    path = plots.save(plots.sizes(data), data, "Rows of each client.", tmp_path / "figures", "sizes")
+    assert path == tmp_path / "figures" / "sizes.png"
+    assert set(chunks(path.read_bytes())) == {b"IHDR", b"pHYs", b"IDAT", b"IEND"}  # no date, no version
+    pd.testing.assert_frame_equal(pd.read_csv(path.with_suffix(".csv")), data)
+    assert path.with_suffix(".txt").read_text("utf-8") == "Rows of each client.\n"
+    with pytest.raises(ValueError, match=r"name = '\.\./sizes': a file name without folder"):
+        plots.save(plots.sizes(data), data, "", tmp_path, "../sizes")
+
+
+def test_a_notebook_shows_the_figure_itself():
+    shown, _ = InteractiveShell.instance().display_formatter.format(plots.sizes(sizes(2)))
+    assert shown["image/png"].startswith(b"\x89PNG")
+
+
+def test_captions_say_counting_n_and_what_intervals_mean():
+    text = plots.caption("MR(j→k).", counting="verbatim", n=pd.Series([90, 120]), confidence=0.95)
+    assert text == (
+        "MR(j→k). Verbatim counting. n = 90 to 120 sampled prefixes. Intervals: 95 % (Wilson). Intervals over prefixes "
+        "hold for one trained model; how much training itself varies shows only between seeds."
+    )
+    assert plots.caption("Rows.", n=5) == "Rows. n = 5 sampled prefixes."
+    with pytest.raises(ValueError, match="counting = 'loose': allowed are paper, strict, verbatim"):
+        plots.caption("x", counting="loose")
+
+
+def test_clear_errors():
+    cells = metrics.cells(*tables(2), countings=["verbatim"])
+    with pytest.raises(ValueError, match="counting = 'paper': cells has only verbatim"):
+        plots.matrix(cells)
+    with pytest.raises(ValueError, match="counting = 'loose'"):
+        plots.matrix(cells, "loose")
+    with pytest.raises(ValueError, match="counting = 'loose': summary has no such rows"):
+        plots.aggregates(metrics.summary(*tables(2)), "loose")
