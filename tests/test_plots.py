@@ -18,12 +18,8 @@ def tables(n_clients, kind="verbatim", without=(), n=50):
     """Clients of n prefixes; the first (j + 2k) % 5 prefixes of j match k, held-out ones the first alone if j = k."""
     owners = [j for j in range(n_clients) if j not in without]
     prefixes = pd.DataFrame([(f"{j}-{i}", j) for j in owners for i in range(n)], columns=["prefix_id", "client"])
-    found = [
-        (f"{j}-{i}", j, k, True, kinds[i % len(kinds)])
-        for j in owners
-        for k in range(n_clients)
-        for i in range((j + 2 * k) % 5)
-    ]
+    pairs = [(j, k) for j in owners for k in range(n_clients)]
+    found = [(f"{j}-{i}", j, k, True, kind) for j, k in pairs for i in range((j + 2 * k) % 5)]
     found += [(f"{j}-0", j, j, False, "verbatim") for j in owners]
     matches = pd.DataFrame(found, columns=["prefix_id", "prefix_client", "suffix_client", "member", "kind"])
     matches = matches.assign(score=np.nan, identical_sentence=False)
