@@ -86,10 +86,11 @@ class EntityFinder:
         return self._known(text)
 
     def _find(self, text: str) -> frozenset[str]:
-        return frozenset(entity.text for chunk in _chunks(text) for entity in self._pipeline(chunk).ents)
+        limit = min(self._pipeline.max_length, _ENTITY_CHUNK_CHARS)
+        return frozenset(entity.text for chunk in _chunks(text, limit) for entity in self._pipeline(chunk).ents)
 
 
-def _chunks(text: str, limit: int = _ENTITY_CHUNK_CHARS) -> Iterable[str]:
+def _chunks(text: str, limit: int) -> Iterable[str]:
     """The text in pieces that a pipeline can hold (spaCy refuses more than a million characters), cut at spaces."""
     start = 0
     while len(text) - start > limit:

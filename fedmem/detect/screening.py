@@ -47,7 +47,7 @@ class UnitMatrix:
         owners = np.repeat(rows, counts)[hits]
         ours = units[hits] - self._first[owners]
         found = zip(owners.tolist(), ours.tolist(), theirs.tolist(), strict=True)
-        return {row: [seed for _, *seed in group] for row, group in groupby(found, key=lambda hit: hit[0])}
+        return {row: [(s, r) for _, s, r in group] for row, group in groupby(found, key=lambda hit: hit[0])}
 
     def _columns(self, source: PreparedText) -> np.ndarray:
         """The units of `source` as columns over this matrix's stems; stems that it lacks cannot be shared."""
