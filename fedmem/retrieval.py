@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -163,11 +163,15 @@ class BM25Index:
         for an empty query, a query of stop words alone, or an index without texts.
         Raises ValueError for `top_n` below 1 and TypeError for a query that is no string.
         """
+        return self.search_terms([query_terms(query, drop_stop_words) for query in _strings(queries, "queries")], top_n)
+
+    def search_terms(self, queries: Iterable[Mapping[str, int]], top_n: int) -> list[list[tuple[int, float]]]:
+        """As `search`, for queries that `query_terms` has prepared: many indices, one tokenisation."""
         if top_n < 1:
             raise ValueError(f"top_n = {top_n}: at least 1 hit must be asked for")
-        return [self._best(query_terms(query, drop_stop_words), top_n) for query in _strings(queries, "queries")]
+        return [self._best(terms, top_n) for terms in queries]
 
-    def _best(self, terms: dict[str, int], top_n: int) -> list[tuple[int, float]]:
+    def _best(self, terms: Mapping[str, int], top_n: int) -> list[tuple[int, float]]:
         if not terms or not self._n:
             return []
         hits = self._hits(terms, top_n)
@@ -176,7 +180,7 @@ class BM25Index:
             settled += self._settled(group, terms) if len(group) > 1 else group
         return sorted(settled, key=lambda hit: (-hit[1], hit[0]))[:top_n]
 
-    def _hits(self, terms: dict[str, int], top_n: int) -> list[tuple[int, float]]:
+    def _hits(self, terms: Mapping[str, int], top_n: int) -> list[tuple[int, float]]:
         """At least `top_n` hits where there are as many, and all those that tie with the last of them."""
         query = self._query(terms)
         limit = min(top_n, self._n) + _SPARE
@@ -187,19 +191,19 @@ class BM25Index:
                 return [(row, score / (K1 + 1)) for row, (score, _) in zip(rows, found, strict=True)]
             limit *= 2
 
-    def _settled(self, group: list[tuple[int, float]], terms: dict[str, int]) -> list[tuple[int, float]]:
+    def _settled(self, group: list[tuple[int, float]], terms: Mapping[str, int]) -> list[tuple[int, float]]:
         texts = {self._texts[row] for row, _ in group}  # copies of a text are scored once
         scores = {text: self._score(text, terms) for text in texts}
         return [(row, scores[self._texts[row]]) for row, _ in group]
 
-    def _query(self, terms: dict[str, int]) -> tantivy.Query:
+    def _query(self, terms: Mapping[str, int]) -> tantivy.Query:
         clauses = []
         for term, n in terms.items():
             query = tantivy.Query.term_query(self._schema, "text", term)
             clauses.append((tantivy.Occur.Should, tantivy.Query.boost_query(query, n) if n > 1 else query))
         return tantivy.Query.boolean_query(clauses)
 
-    def _score(self, text: str, terms: dict[str, int]) -> float:
+    def _score(self, text: str, terms: Mapping[str, int]) -> float:
         """Lucene's score of one text, but for the last bit: single precision a term, double for their sum."""
         counts = Counter(text.split())
         inverse = self._inverse_norm[counts.total()]

@@ -150,6 +150,12 @@ def test_any_unicode_is_answered(texts, queries, top_n):
         assert hits == sorted(hits, key=lambda hit: (-hit[1], hit[0]))
 
 
+def test_prepared_queries_give_the_same():
+    index, queries = BM25Index.build(["the fever", "cough of fever", "lung"]), ["the fever", "", "Lung, lung"]
+    terms = [query_terms(query, drop_stop_words=True) for query in queries]
+    assert index.search_terms(terms, 2) == index.search(queries, 2, drop_stop_words=True) != [[], [], []]
+
+
 def test_more_hits_than_texts_may_be_asked_for():
     assert len(BM25Index.build(["a", "b a", "c"]).search(["a"], top_n=10**12)[0]) == 2
 
