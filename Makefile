@@ -31,15 +31,16 @@ base-model: $(VENV)/installed  ## train the shipped tiny-qwen2 anew from its rec
 	$(BIN)/python -m fedmem.presets tiny-qwen2
 
 example: demo  ## rebuild results/example from the demo's report
-	$(BIN)/python -m fedmem.example results/studies/demo results/example
+	rm -rf results/example && mkdir results/example
+	cp -r results/studies/demo/report.html results/studies/demo/runs.csv results/studies/demo/figures results/example
 
-# A fresh environment with pyproject's newest allowed versions, frozen. Torch keeps the version that pyproject pins.
+# A fresh environment with pyproject's newest allowed versions, frozen. A CPU build of torch is locked by its plain version.
 lock:
 	rm -rf .venv-lock
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet '.[test]'
 	.venv-lock/bin/pip check
-	.venv-lock/bin/pip freeze --exclude fedmem > requirements.lock
+	.venv-lock/bin/pip freeze --exclude fedmem | sed "s|+cpu$$||" > requirements.lock
 	rm -rf .venv-lock
 
 $(VENV)/installed: requirements.lock pyproject.toml

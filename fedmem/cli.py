@@ -137,14 +137,15 @@ def _follow(process: subprocess.Popen, folder: Path, jobs: list[dict]) -> None:
     """A progress bar over a session's stages, with those that run now."""
     from tqdm import tqdm
 
-    names = [job["id"] for job in jobs]
-    with tqdm(total=len(names), unit="stage", bar_format="{n_fmt}/{total_fmt} {elapsed} {desc}", mininterval=1) as bar:
+    names, shown = [job["id"] for job in jobs], None
+    with tqdm(total=len(names), bar_format="{n_fmt}/{total_fmt} stages, {elapsed} {desc}") as bar:
         while True:
             ended = process.poll() is not None
-            over = {n for n in names if (folder / f"{n}.done").exists() or (folder / f"{n}.failed").exists()}
+            over = [n for n in names if (folder / f"{n}.done").exists() or (folder / f"{n}.failed").exists()]
             running = [n for n in names if (folder / f"{n}.started").exists() and n not in over]
-            bar.n = len(over)
-            bar.set_description_str(", ".join(running)[:100])
+            if (over, running) != shown:
+                shown, bar.n = (over, running), len(over)
+                bar.set_description_str(", ".join(running)[:100])
             if ended:
                 return
             time.sleep(0.5)

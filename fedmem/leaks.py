@@ -1,16 +1,15 @@
 """What leaked, side by side, for people to look at; and the rule by which private text is shown at all.
 
 Executed notebooks are shared. So text is shown only when it is synthetic or FEDMEM_SHOW_TEXT=1 is set; otherwise it is
-masked by a fixed row of blocks that keeps nothing of it, not even its length. Everything is escaped; no scripts.
+masked by blocks that keep nothing of it, not even its length. Everything is escaped; no scripts.
 """
 
-import html
 import os
-from collections.abc import Iterable
 
 import pandas as pd
 
-BLOCKS = "█" * 12
+from fedmem.detect.explain import masked, side_by_side
+
 TEXT_COLUMNS = ("instruction", "input", "output", "prefix", "suffix", "continuation")
 
 
@@ -25,7 +24,7 @@ def examples(frame: pd.DataFrame, show: bool, n: int = 3, chars: int = 240) -> p
     def shown(text):
         if not isinstance(text, str) or not text:
             return text
-        return (text if len(text) <= chars else text[:chars] + " …") if show else BLOCKS
+        return masked(text if len(text) <= chars else text[:chars] + " …", show)
 
     texts = [name for name in TEXT_COLUMNS if name in frame]
     return frame.head(n).assign(**{name: frame[name].head(n).map(shown) for name in texts})
@@ -41,8 +40,8 @@ class Page:
         return self.markup
 
 
-def side_by_side(matches: pd.DataFrame, prefixes: pd.DataFrame, suffixes: pd.DataFrame, show: bool, n: int = 3) -> Page:
-    """The `n` worst matches: continuation and suffix beside each other, what they share marked; masked unless `show`.
+def worst(matches: pd.DataFrame, prefixes: pd.DataFrame, suffixes: pd.DataFrame, show: bool, n: int = 3) -> Page:
+    """The `n` worst matches: suffix and continuation beside each other, what they share marked; masked unless `show`.
 
     matches, prefixes, suffixes: tables of the generate and detect stages. Worst first: verbatim before the other
     kinds, then by matched characters.
@@ -52,38 +51,12 @@ def side_by_side(matches: pd.DataFrame, prefixes: pd.DataFrame, suffixes: pd.Dat
     )
     continuation = prefixes.set_index("prefix_id")["continuation"]
     suffix = suffixes.set_index("suffix_id")["suffix"]
-    if ranked.empty:
-        return Page("<p>Nothing matched.</p>")
-    return Page(
-        "".join(
-            _pair(match, continuation[match.prefix_id], suffix[match.suffix_id], show)
-            for match in ranked.head(n).itertuples()
+    pairs = []
+    for match in ranked.head(n).itertuples():
+        places = [((a, b), (c, d)) for a, b, c, d in match.detections]
+        caption = (
+            f"{match.kind}, {match.matched_chars} characters: prompted with a text of client {match.prefix_client}, "
+            f"and client {match.suffix_client}'s text came back"
         )
-    )
-
-
-def _pair(match, continuation: str, suffix: str, show: bool) -> str:
-    spans = [(tuple(suspicious), tuple(source)) for suspicious, source in match.detections]
-    head = (
-        f"<b>{html.escape(str(match.kind))}</b>, {match.matched_chars} characters · prompted with a text of client "
-        f"{match.prefix_client} · the text is client {match.suffix_client}'s"
-    )
-    left = _marked(continuation, [source for _, source in spans]) if show else BLOCKS
-    right = _marked(suffix, [suspicious for suspicious, _ in spans]) if show else BLOCKS
-    cell = 'style="width:50%;text-align:left;vertical-align:top;white-space:pre-wrap"'
-    return (
-        f'<p>{head}</p><table style="width:100%;table-layout:fixed"><thead><tr><th {cell}>the model wrote</th>'
-        f"<th {cell}>the training text</th></tr></thead><tbody><tr><td {cell}>{left}</td><td {cell}>{right}</td></tr>"
-        "</tbody></table>"
-    )
-
-
-def _marked(text: str, spans: Iterable[tuple[int, int]]) -> str:
-    """Escaped text with the union of the spans in <mark>."""
-    pieces, end = [], 0
-    for begin, stop in sorted(spans):
-        begin, stop = max(begin, end), min(stop, len(text))
-        if begin < stop:
-            pieces += [html.escape(text[end:begin]), f"<mark>{html.escape(text[begin:stop])}</mark>"]
-            end = stop
-    return "".join([*pieces, html.escape(text[end:])])
+        pairs.append(side_by_side(suffix[match.suffix_id], continuation[match.prefix_id], places, show, caption))
+    return Page("".join(pairs) or "<p>Nothing matched.</p>")

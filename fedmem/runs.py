@@ -113,7 +113,8 @@ class Stage:
     manifest: dict
 
     def __str__(self) -> str:
-        return f"{self.folder} (finished {self.manifest['finished']})"
+        """The folder as seen from beside results: executed notebooks are shared and name no path of a machine."""
+        return f"{self.folder.parent.parent.name}/{self.folder.parent.name}/{self.folder.name}"
 
     @property
     def name(self) -> str:
@@ -190,9 +191,10 @@ def finished(stage: str, root: Path | None = None) -> list[Stage]:
 
 
 def find(stage: str, wanted: str = "latest") -> Stage:
-    """A notebook's parent: a folder, or "latest", the newest finished one of that kind."""
+    """A notebook's parent: a folder (as it is, or seen from results), or "latest", the newest finished one."""
     if wanted != "latest":
-        found = open_stage(wanted)
+        inside = results_root() / wanted
+        found = open_stage(inside if (inside / MANIFEST).is_file() else wanted)
         if found.name != stage:
             raise StageError(f"{wanted} is a {found.name} stage; wanted is a {stage} stage")
         return found
@@ -329,7 +331,7 @@ def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
             parameters = ancestor.config.model_dump() | parameters
             ancestor = ancestor.parent
         run = {"name": "latest", "parameters": parameters, "stages": folders}
-        return {"name": name, "title": "The newest analysis", "runs": [run]}, {"latest": stage}
+        return {"name": name, "title": "The newest analysis", "note": "", "runs": [run]}, {"latest": stage}
     folder = results_root() / "studies" / name
     if not (folder / "study.json").is_file():
         known = sorted(p.parent.name for p in folder.parent.glob("*/study.json"))

@@ -16,7 +16,7 @@ import yaml
 from fedmem import runs
 from fedmem.config import OWNER, STAGES, ConfigError, StageConfig, closest, create_all
 
-RESERVED = {"title", "base", "parameters", "grid", "include"}
+RESERVED = {"title", "note", "base", "parameters", "grid", "include"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Job:
         """What the stage's notebook is given: its shown parameters, the others as options, and its parent's folder."""
         values = self.config.model_dump()
         shown = {name: values.pop(name) for name in self.config.shown}
-        parent = {self.config.parent: str(self.parent.folder)} if self.parent else {}
+        parent = {self.config.parent: f"{self.parent.stage}/{self.parent.folder.name}"} if self.parent else {}
         return parent | shown | {"options": values}
 
 
@@ -56,6 +56,7 @@ class Study:
 
     name: str
     title: str
+    note: str  # what a reader of the report must know before its figures
     runs: tuple[Run, ...]
 
     @property
@@ -77,6 +78,7 @@ class Study:
         return {
             "name": self.name,
             "title": self.title,
+            "note": self.note,
             "runs": [
                 {
                     "name": run.name,
@@ -100,7 +102,7 @@ def load(
     Raises ConfigError with the file, the key, what it got and what is allowed; nothing has been executed then.
     """
     path = Path(path)
-    title, points = _points(path, base, overrides or {}, seen=())
+    content, points = _points(path, base, overrides or {}, seen=())
     faults, found, known = [], {}, {}
     for run_name, values, origin in points:
         try:
@@ -112,11 +114,11 @@ def load(
             faults += str(error).splitlines()
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
-    return Study(name or path.stem, title, tuple(found.values()))
+    return Study(name or path.stem, content.get("title", path.stem), content.get("note", ""), tuple(found.values()))
 
 
 def _points(path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...]):
-    """Title and (run name, flat values, origin of each value) of every point of a study's grid, includes joined."""
+    """A study's YAML, and (run name, flat values, origin of each value) of every point of its grid, includes joined."""
     if path in seen:
         raise ConfigError(f"{path}: includes itself, by way of {', '.join(map(str, seen))}")
     content = _read(path)
@@ -131,7 +133,7 @@ def _points(path: Path, base: str | None, overrides: dict[str, Any], seen: tuple
         points += [(f"{included}/{name}", *rest) for name, *rest in more]
     if "grid" in content or "parameters" in content or not points:
         points += _grid_points(path, content, base or content.get("base"), overrides)
-    return content.get("title", path.stem), points
+    return content, points
 
 
 def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[str, Any]):

@@ -163,7 +163,7 @@ def test_states_follow_manifests_code_and_parents(params, monkeypatch):
 def test_a_job_hands_its_notebook_json_values_and_its_parents_folder(params):
     jobs = study.load(params("base: small\n")).runs[0].jobs
     given = jobs["generate"].parameters()
-    assert given["train"] == str(jobs["train"].folder)
+    assert given["train"] == f"train/{jobs['train'].folder.name}"
     assert given["checkpoint_round"] == 2
     assert "generate_batch" in given["options"]
     assert "options" not in given["options"]
