@@ -296,12 +296,12 @@ def test_chunks_are_cut_at_spaces_where_there_are_any():
 
 def test_the_stage_types_with_the_real_parts(classifier_folder, entities):
     suffix = (
-        "Engineers repaired broken telescopes. Painters photographed abandoned orchards. Surgeons catalogued old violins. "
-        "Pilots measured distant harbours. Teachers borrowed heavy lanterns."
+        "Engineers repaired broken telescopes. Painters photographed abandoned orchards. "
+        "Surgeons catalogued old violins. Pilots measured distant harbours. Teachers borrowed heavy lanterns."
     )
     continuation = (
-        "Broken telescopes engineers repaired. Abandoned orchards painters photographed. Old violins surgeons catalogued. "
-        "Distant harbours pilots measured. Heavy lanterns teachers borrowed."
+        "Broken telescopes engineers repaired. Abandoned orchards painters photographed. "
+        "Old violins surgeons catalogued. Distant harbours pilots measured. Heavy lanterns teachers borrowed."
     )
     prefixes = pd.DataFrame({"prefix_id": ["p"], "client": [0], "continuation": [continuation]})
     suffixes = pd.DataFrame({"suffix_id": ["s"], "client": [1], "member": [True], "suffix": [suffix]})
