@@ -37,7 +37,9 @@ class GenerationError(ValueError):
     """A request that cannot be met: the message says what, where, what is allowed, and what to do."""
 
 
-def split_inputs(rows: pd.DataFrame, tokenizer, prefix_tokens: int, min_input_tokens: int | None = None):
+def split_inputs(
+    rows: pd.DataFrame, tokenizer, prefix_tokens: int, min_input_tokens: int | None = None
+) -> pd.DataFrame:
     """Cut every row's input into a prefix of `prefix_tokens` tokens and the rest; return one line per row.
 
     `rows` is the partition table. The whole training example is tokenised, as training does it, and the cut falls where
@@ -194,8 +196,8 @@ def continue_prefixes(
     does not count). Prompts are padded on the left and masked. Returns a frame with the index of `prompts` (0 … without
     one): continuation (text; special tokens left out, spaces untouched), new_tokens (without the stopping one),
     finished (whether it stopped by itself), decoding (as it took effect). A line depends on the model, `seed`, its
-    prompt and `decoding`; batch size and order only change how the model's floats round, which turns a token where two
-    are equal to about 1e-6. Shows a progress bar.
+    prompt and `decoding`: order does not matter at all, and batch size only where the model's floats round otherwise in
+    another batch and two tokens are equal to about 1e-6. Shows a progress bar.
 
     Raises GenerationError before any work when a prompt and its continuation exceed the model's context.
     """
