@@ -298,7 +298,10 @@ class Checkpoints:
 
 
 def make_server_app(config, strategy: FedAvg, initial_arrays: ArrayRecord, checkpoints: Checkpoints) -> ServerApp:
-    """The app that the server runs: `config.rounds` rounds of a strategy, a checkpoint before and after each."""
+    """The app that the server runs: `config.rounds` rounds of a strategy, a checkpoint before and after each.
+
+    At its end the checkpoints' model holds the last global weights.
+    """
     app = ServerApp()
 
     @app.main()

@@ -296,7 +296,10 @@ def test_same_seeds_same_bytes_twice(model, train_sets, tokenizer, tmp_path):
         torch.rand(len(name))  # whatever was drawn before must not matter
         trainee, config = copy.deepcopy(model), settings(algorithm="fedprox", train_seed=seed)
         history = federate(trainee, train_sets, config, tmp_path / name, tokenizer, test_sets=train_sets)
-        runs[name] = final_bytes(tmp_path / name), history.curves()
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        whole = {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files}
+        runs[name] = whole, history.curves()
+    assert len(runs["first"][0]) >= 3 * 4  # weights, config, tokenizer and its config, in each of three rounds
     assert runs["first"][0] == runs["again"][0] != runs["other"][0]
     pd.testing.assert_frame_equal(runs["first"][1], runs["again"][1], check_exact=True)
 
