@@ -15,15 +15,16 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+import pandas as pd
 import tokenizers
 import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from fedmem.models import PRESETS, collate, encode, render
+from fedmem.models import PRESETS, collate, encode
 from fedmem.synthetic import public_texts
 
-__all__ = ["RECIPES", "Recipe", "build_tokenizer", "pretrain", "random_model", "save"]
+__all__ = ["RECIPES", "Recipe", "build_tokenizer", "corpus_digest", "pretrain", "random_model", "save"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -133,8 +134,12 @@ def pretrain(recipe: Recipe, on_step: Callable[[int, float], None] | None = None
         losses.append(loss.item())
         if on_step:
             on_step(step, losses[-1])
-    corpus = hashlib.sha256("\n".join(render(tokenizer, row).text for row in rows.to_dict("records")).encode())
-    return model.eval(), tokenizer, {"losses": losses, "corpus_sha256": corpus.hexdigest()}
+    return model.eval(), tokenizer, {"losses": losses, "corpus_sha256": corpus_digest(rows)}
+
+
+def corpus_digest(rows: pd.DataFrame) -> str:
+    """Return the sha256 of a corpus, row by row, as JSON Lines."""
+    return hashlib.sha256(rows.to_json(orient="records", lines=True).encode()).hexdigest()
 
 
 def save(folder: Path, recipe: Recipe, model, tokenizer, record: dict) -> None:

@@ -71,7 +71,7 @@ GROUPS = {
     "antacids fiber probiotics laxatives enemas omeprazole broths banding lavage charcoal ginger bismuth",
     "pulmonology": "lung bronchus windpipe diaphragm pleura rib alveolus lobe airway larynx mediastinum hilum; "
     "asthma wheezing coughing pneumonia sputum apnea phlegm bronchitis fibrosis choking croup pleurisy; "
-    "inhalers oxygen steroids nebulizers salbutamol drains ventilation expectorants theophylline masks codeine montelukast",
+    "inhalers oxygen steroids nebulizers salbutamol drains ventilation expectorants zileuton masks codeine salmeterol",
     "ophthalmology": "eye retina cornea iris lens pupil macula sclera orbit lash conjunctiva fovea; "
     "cataracts glaucoma floaters squinting myopia glare styes tearing blindness halos pinkeye drusen; "
     "glasses timolol patches lutein implants atropine contacts prisms eyewash laser vitrectomy pilocarpine",
@@ -89,7 +89,7 @@ GROUPS = {
     "grommets sprays lozenges saline gargling decongestants cochleas earplugs steam menthol antihistamines syringing",
     "hematology": "blood marrow spleen platelet plasma node lymph capillary serum hemoglobin clone stroma; "
     "anemia leukemia purpura bleeds hemophilia lymphoma petechiae thrombosis sickling neutropenia myeloma cytopenia; "
-    "iron folate transfusions chemotherapy chelation rituximab phlebotomy cobalamin interferon radiation busulfan donors",
+    "iron folate transfusions chemotherapy chelation rituximab phlebotomy cobalamin interferon rays busulfan donors",
 }
 
 # Sentences, task by task. In a classification the sentences of one label stand together.

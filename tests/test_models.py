@@ -1,0 +1,180 @@
+"""Models and tokenizers by name, and exact rendering and encoding of rows."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from fedmem import models, presets
+from fedmem.models import ModelError
+from fedmem.synthetic import make_corpus
+
+ROW = {"input": "The knee hurts.", "instruction": "Answer.", "output": "Rest it."}
+SMALL = presets.Recipe(hidden_size=32, layers=1, heads=2, intermediate_size=32, vocabulary=600, tokenizer_rows=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a small random Qwen2 model and its tokenizer."""
+    target = tmp_path_factory.mktemp("model")
+    model, tokenizer = presets.random_model(3, SMALL)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    return target
+
+
+@pytest.fixture
+def tokenizer(folder):
+    return models.load_tokenizer(str(folder))
+
+
+@pytest.fixture
+def plain(folder):
+    """A tokenizer without chat template, whose pad token is its end-of-sequence token (as gpt2's becomes)."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = None
+    tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def test_a_folder_loads_in_float32_for_evaluation(folder):
+    model, tokenizer = models.load(str(folder), device="cpu")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert not model.training
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert model.get_input_embeddings().num_embeddings == len(tokenizer)
+
+
+def test_a_checkpoint_gives_its_own_weights_and_the_models_tokenizer(folder, tmp_path):
+    other, _ = presets.random_model(4, SMALL)
+    other.save_pretrained(tmp_path)  # no tokenizer beside it
+    model, tokenizer = models.load(str(folder), device="cpu", checkpoint=tmp_path)
+    assert torch.equal(model.model.norm.weight, other.model.norm.weight)
+    assert torch.equal(model.lm_head.weight, other.lm_head.weight)
+    assert tokenizer.chat_template == presets.CHAT_TEMPLATE
+
+
+def test_names_become_places(folder):
+    assert models.location(str(folder)) == str(folder)
+    assert models.location("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+    assert models.digest("Qwen/Qwen2.5-0.5B") is None
+
+
+def test_wrong_names_are_refused(folder, tmp_path):
+    with pytest.raises(ModelError, match="tiny-qwen2"):
+        models.location("tiny-qwen3")
+    with pytest.raises(ModelError, match="owner/name"):
+        models.location("./no/such/folder")
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        models.location(str(tmp_path))
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(ModelError, match=r"no tokenizer .* tokenizer\.json"):
+        models.load(str(tmp_path))
+    with pytest.raises(ModelError, match="'auto', 'cpu' and 'cuda'"):
+        models.load(str(folder), device="gpu")
+    with pytest.raises(ModelError, match="checkpoint"):
+        models.load(str(folder), checkpoint=tmp_path / "nothing")
+
+
+def test_pickled_weights_are_refused(folder, tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    torch.save(presets.random_model(3, SMALL)[0].state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        models.load(str(tmp_path), device="cpu")
+
+
+def test_the_digest_follows_every_byte(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    same = models.digest(str(tmp_path))
+    assert same == models.digest(str(folder))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 1}))
+    assert models.digest(str(tmp_path)) != same
+
+
+def test_a_row_renders_through_the_template(tokenizer):
+    example = models.render(tokenizer, ROW)
+    assert example.text == (
+        "<|im_start|>user\nThe knee hurts.\n\nAnswer.<|im_end|>\n<|im_start|>assistant\nRest it.<|im_end|>\n"
+    )
+    assert example.text[slice(*example.input_span)] == ROW["input"]
+    assert example.text[example.response_start :] == "Rest it.<|im_end|>\n"
+    assert models.template_start(tokenizer) == "<|im_start|>user\n"
+
+
+def test_a_row_renders_without_a_template(plain):
+    assert models.template_start(plain) == ""
+    example = models.render(plain, ROW)
+    assert example.text == "The knee hurts.\n\nAnswer.\n\nRest it.<|im_end|>"
+    assert example.text[slice(*example.input_span)] == ROW["input"]
+    assert models.render(plain, ROW | {"instruction": None}).text == "The knee hurts.\n\nRest it.<|im_end|>"
+
+
+def test_a_template_that_alters_the_input_is_refused(tokenizer):
+    tokenizer.chat_template = presets.CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper")
+    with pytest.raises(ModelError, match="alters"):
+        models.render(tokenizer, ROW)
+
+
+def test_a_template_that_never_ends_its_turn_gets_an_end(tokenizer):
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    )
+    example = models.render(tokenizer, ROW)
+    assert example.text == "user: The knee hurts.\n\nAnswer.\nassistant: Rest it.\n<|im_end|>"
+    assert example.text[example.response_start :] == "assistant: Rest it.\n<|im_end|>"
+
+
+def test_a_prompt_begins_as_its_training_example(tokenizer):
+    for row in make_corpus("qa", 2, 5, seed=1).to_dict("records"):
+        trained = models.encode(tokenizer, [row], 512)[0]["input_ids"]
+        start = len(tokenizer(models.template_start(tokenizer), add_special_tokens=False)["input_ids"])
+        given = tokenizer(row["input"], add_special_tokens=False, return_offsets_mapping=True)
+        prefix = row["input"][: given["offset_mapping"][29][1]]
+        prompt = tokenizer(models.template_start(tokenizer) + prefix, add_special_tokens=False)["input_ids"]
+        assert prompt == trained[: start + 30]
+
+
+def test_labels_cover_everything_or_the_response(tokenizer):
+    whole = models.encode(tokenizer, [ROW], 512)[0]
+    assert whole["labels"] == whole["input_ids"]
+    part = models.encode(tokenizer, [ROW], 512, loss_on="response")[0]
+    answer = tokenizer("Rest it.<|im_end|>\n", add_special_tokens=False)["input_ids"]
+    assert part["labels"] == [-100] * (len(whole["input_ids"]) - len(answer)) + answer
+
+
+def test_truncation_is_counted(tokenizer):
+    n_tokens = len(models.encode(tokenizer, [ROW], 512)[0]["input_ids"])
+    examples = models.encode(tokenizer, [ROW, {"input": "A", "instruction": None, "output": "B"}], n_tokens - 1)
+    assert examples.n_truncated == 1
+    assert len(examples[0]["input_ids"]) == n_tokens - 1
+
+
+def test_a_row_without_labels_is_refused(tokenizer):
+    with pytest.raises(ModelError, match=r"row 0 .* raise max_tokens"):
+        models.encode(tokenizer, [ROW], 5, loss_on="response")
+    with pytest.raises(ModelError, match="'all' and 'response'"):
+        models.encode(tokenizer, [ROW], 5, loss_on="output")
+
+
+def test_real_end_of_sequence_keeps_its_label_when_it_also_pads(plain):
+    # B25: rows of 1 and 3 tokens before the end token, and pad = end
+    rows = [{"input": "a", "instruction": "", "output": "b"}, {"input": "a b c", "instruction": "", "output": "b"}]
+    batch = models.collate(plain, models.encode(plain, rows, 64).items)
+    assert batch["input_ids"].shape == (2, batch["attention_mask"].sum(dim=1).max())
+    assert torch.equal(batch["labels"] == -100, batch["attention_mask"] == 0)
+    ends = (batch["labels"] == plain.eos_token_id).sum(dim=1)
+    assert ends.tolist() == [1, 1]
+    assert (batch["input_ids"][0] == plain.eos_token_id).sum() > 1  # the padding is the same token
+
+
+def test_real_texts_survive_the_round_trip(tokenizer, shared):
+    lines = (shared / "data" / "public" / "dialog.jsonl", shared / "data" / "dialog.jsonl")
+    source = next(path for path in lines if path.is_file())
+    for line in source.read_text(encoding="utf-8").splitlines()[:40]:
+        example = models.render(tokenizer, json.loads(line))
+        ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids) == example.text
