@@ -76,15 +76,16 @@ class StageConfig(BaseModel):
         return values
 
     def table(self):
-        """DataFrame (parameter, value, matters, meaning) of the resolved parameters, for a notebook to show."""
+        """The resolved parameters as a notebook shows them: a styled table (parameter, value, matters, meaning)."""
         import pandas as pd
 
         effective = self.effective()
         rows = [
-            (name, getattr(self, name), effective.get(name) is not None or name not in effective, field.description)
+            (name, str(getattr(self, name)), effective.get(name, "") is not None, field.description)
             for name, field in type(self).model_fields.items()
         ]
-        return pd.DataFrame(rows, columns=["parameter", "value", "matters", "meaning"]).set_index("parameter")
+        table = pd.DataFrame(rows, columns=["parameter", "value", "matters", "meaning"]).set_index("parameter")
+        return table.style.set_uuid("parameters").set_properties(**{"text-align": "left"})
 
 
 class PartitionConfig(StageConfig):
@@ -194,7 +195,7 @@ class GenerateConfig(StageConfig):
     max_new_tokens: int = _field(100, "longest continuation, in tokens", ge=1)
     sample_seed: int = _field(0, "seed of which rows are probed", ge=0)
     decode_seed: int = _field(0, "seed of the drawn tokens", when={"decoding": ("temperature", "top_k", "top_p")}, ge=0)
-    generate_batch: int = _field(32, "prefixes continued at once; changes speed alone", identity=False, ge=1)
+    generate_batch: int = _field(128, "prefixes continued at once; changes speed alone", identity=False, ge=1)
 
     @model_validator(mode="after")
     def _long_enough(self) -> Self:
@@ -278,23 +279,28 @@ def check_together(configs: dict[str, StageConfig], origin: dict[str, str] | Non
         return configs
     partition, train, generate = (configs[stage] for stage in ("partition", "train", "generate"))
     last = 0 if train.algorithm == "none" else train.rounds
-    wanted = generate.checkpoint_round
-    if wanted is not None and wanted > last and train.algorithm != "none":
+    meant = last if generate.checkpoint_round is None else generate.checkpoint_round
+    if meant > last and train.algorithm != "none":
         raise ConfigError(
-            f"{_where('checkpoint_round', origin)}checkpoint_round: got {wanted}; allowed is 0 to rounds = {last}"
+            f"{_where('checkpoint_round', origin)}checkpoint_round: got {meant}; allowed is 0 to rounds = {last}"
         )
-    if generate.n_prefixes > partition.train_rows:
-        raise ConfigError(
-            f"{_where('n_prefixes', origin)}n_prefixes: got {generate.n_prefixes}; a client has only train_rows = "
-            f"{partition.train_rows} rows to sample from"
-        )
+    n_suffixes = generate.n_suffixes or generate.n_prefixes
+    for name, wanted, had in (
+        ("n_prefixes", generate.n_prefixes, "train_rows"),
+        ("n_suffixes", n_suffixes, "train_rows"),
+        ("n_suffixes", n_suffixes, "heldout_rows"),  # the control has as many suffixes as what was trained on
+    ):
+        if wanted > getattr(partition, had):
+            raise ConfigError(
+                f"{_where(name, origin)}{name}: got {wanted}; a client has only {had} = {getattr(partition, had)} "
+                f"rows to sample from: lower {name} or raise {had}"
+            )
     if generate.prefix_tokens >= train.max_tokens:
         raise ConfigError(
             f"{_where('prefix_tokens', origin)}prefix_tokens: got {generate.prefix_tokens}; training examples are cut "
             f"at max_tokens = {train.max_tokens}: allowed is less than that"
         )
-    meant = last if wanted is None else min(wanted, last)
-    return configs | {"generate": generate.model_copy(update={"checkpoint_round": meant})}
+    return configs | {"generate": generate.model_copy(update={"checkpoint_round": min(meant, last)})}
 
 
 def model_folder(name: str) -> Path | None:

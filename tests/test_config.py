@@ -74,6 +74,8 @@ def test_an_integer_is_accepted_where_a_number_is_wanted():
         {"prefix_tokens": 30, "min_input_tokens": 30},  # no suffix would be left
         {"checkpoint_round": 11, "rounds": 10},
         {"n_prefixes": 41, "train_rows": 40},
+        {"n_prefixes": 40, "train_rows": 40, "heldout_rows": 39},  # the control has as many suffixes
+        {"n_prefixes": 10, "n_suffixes": 41, "train_rows": 40},
         {"prefix_tokens": 256, "max_tokens": 256},  # training never saw what comes after the prefix
     ],
 )
@@ -136,4 +138,10 @@ def test_options_must_be_a_mapping_and_not_repeat_the_cell():
 def test_models_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         PartitionConfig().n_clients = 4
-    assert len(GenerateConfig().table()) == len(GenerateConfig.model_fields)
+
+
+def test_the_table_shows_every_parameter_and_whether_it_matters():
+    table = GenerateConfig(decoding="greedy").table().data
+    assert list(table.index) == list(GenerateConfig.model_fields)
+    assert not table.loc["top_k", "matters"]
+    assert table.loc["prefix_tokens", "matters"]
