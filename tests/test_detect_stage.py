@@ -1,12 +1,15 @@
 """The stage: candidates per client, matches, workers, and what `explain` shows."""
 
+import os
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem.detect import AlignmentSettings, DetectorError, find_candidates, find_matches
+from fedmem.detect import AlignmentSettings, DetectorError, find_candidates, find_matches, preparing
 from fedmem.detect import stage as stage_module
 from fedmem.detect.explain import MASK, explain, side_by_side
+from fedmem.detect.preparing import prepare
 from fedmem.detect.stage import CANDIDATE_COLUMNS, MATCH_COLUMNS, _blocks, _covered
 
 SUBJECTS = ["engineers", "painters", "gardeners", "surgeons", "librarians", "mechanics", "pilots", "teachers"]
@@ -135,6 +138,29 @@ def test_one_and_four_workers_give_the_same_bytes(tmp_path):
         matches.to_parquet(tmp_path / f"{workers}.parquet")
         written.append((tmp_path / f"{workers}.parquet").read_bytes())
     assert written[0] == written[1]
+
+
+def test_each_distinct_text_is_prepared_once(monkeypatch):
+    prefixes, suffixes = many(60)
+    prefixes = pd.concat([prefixes, prefixes.assign(prefix_id=prefixes["prefix_id"] + "x")], ignore_index=True)
+    candidates = find_candidates(prefixes, suffixes)
+    prepared = []
+    monkeypatch.setattr(preparing, "prepare", lambda text, settings: prepared.append(text) or prepare(text, settings))
+    find_matches(candidates, prefixes, suffixes, progress=False)
+    assert len(candidates) > 1000
+    assert sorted(prepared) == sorted({*prefixes["continuation"], *suffixes["suffix"]})
+
+
+def die(block):
+    os._exit(1)  # as the kernel ends a process that takes too much memory: no exception, no result
+
+
+def test_a_dying_worker_is_an_error_that_says_what_to_do(monkeypatch):
+    prefixes, suffixes = many(150)
+    candidates = find_candidates(prefixes, suffixes, top_n=1)
+    monkeypatch.setattr(stage_module, "_work", die)
+    with pytest.raises(DetectorError, match="detect_workers"):
+        find_matches(candidates, prefixes, suffixes, workers=2, progress=False)
 
 
 def test_blocks_hold_every_pair_once_and_few_texts(monkeypatch):

@@ -246,6 +246,15 @@ def test_a_classifier_that_cannot_be_had_names_interpreter_and_command(tmp_path)
     assert "snapshot_download" in str(raised.value)
 
 
+def test_a_model_without_a_trained_head_is_refused(classifier_folder, tmp_path):
+    from transformers import AutoModel, AutoTokenizer
+
+    AutoModel.from_pretrained(classifier_folder).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(classifier_folder).save_pretrained(tmp_path)
+    with pytest.raises(DetectorError, match=r"classifier\.out_proj\.weight"):
+        PairClassifier(str(tmp_path))
+
+
 def test_an_entity_model_that_cannot_be_had_names_interpreter_and_command():
     pytest.importorskip("spacy")
     with pytest.raises(DetectorError, match="entity_model") as raised:

@@ -1,8 +1,10 @@
 """Decides whether one text reproduces another: the PAN text-alignment detector, settings and quirks included.
 
 Sanchez-Perez, Gelbukh and Sidorov (CLEF 2014, CLEF 2015), as adapted for text that language models write by Lee et al.
-(WWW 2023). Not symmetric: the suspicious text is the training suffix, the source is the continuation. The settings are
-read and never written, so an alignment can be repeated (the adaptation's second run would differ, quirk Q11).
+(WWW 2023), here called the reference. Its quirks decide verdicts and are kept; each is a comment with its number, from
+Q1 to Q24, at the place where it acts. Three leave no trace here: a second run on the same object would differ (Q11,
+settings are never written here), defaults shared between calls (Q13), and two branches that cannot be reached (Q22).
+Not symmetric: the suspicious text is the training suffix, the source is the continuation.
 """
 
 from __future__ import annotations

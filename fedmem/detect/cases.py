@@ -89,6 +89,7 @@ def without_overlaps(pair: Pair, cases: list[Case]) -> list[Case]:
 
 def _split(seeds: list[Seed], side: int, gap: int, min_seeds: int) -> list[list[Seed]]:
     groups: list[list[Seed]] = []
+    # quirk Q12: the reference sorts its seeds in place; only the ends of a group count, so a sorted copy does as well
     for seed in sorted(seeds, key=lambda seed: seed[side]):
         if groups and seed[side] - groups[-1][-1][side] - 1 <= gap:
             groups[-1].append(seed)

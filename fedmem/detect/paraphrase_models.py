@@ -11,21 +11,18 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from fedmem.detect.paraphrase import SentencePair
+from fedmem.detect.splitting import DetectorError
 
 _UNLIMITED_TOKENS = 1_000_000  # tokenizers without a length limit give a huge number
 _ENTITY_CHUNK_CHARS = 100_000
 _NOT_NEEDED = ("tagger", "attribute_ruler", "lemmatizer")  # the parser is: no entity crosses its sentences
 
 
-class DetectorError(RuntimeError):
-    """Something that typing needs cannot be had; the message says how to get it for this interpreter."""
-
-
 class PairClassifier:
     """Probabilities of class 1 from a sequence classifier of sentence pairs, in batches, on the GPU if there is one.
 
-    model: hub id or folder (the study used Intel/roberta-base-mrpc). Raises DetectorError if it cannot be loaded or
-    has fewer than two classes. batch: sentence pairs at a time.
+    model: hub id or folder (the study used Intel/roberta-base-mrpc). Raises DetectorError if it cannot be loaded, was
+    never trained to classify, or has fewer than two classes. batch: sentence pairs at a time.
     """
 
     def __init__(self, model: str, batch: int = 32):
@@ -35,11 +32,16 @@ class PairClassifier:
         self._torch, self._batch = torch, batch
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model)
-            self._model = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32)
-        except (OSError, ValueError, ImportError, KeyError) as error:
+            self._model, loading = AutoModelForSequenceClassification.from_pretrained(
+                model, dtype=torch.float32, output_loading_info=True
+            )
+        except Exception as error:  # whatever stops it from loading, the remedy is the same
             raise DetectorError(_no_classifier(model, error)) from error
-        if self._model.config.num_labels < 2:
-            raise DetectorError(f"paraphrase_model = {model!r} has one class: a classifier of sentence pairs has two")
+        if loading["missing_keys"] or self._model.config.num_labels < 2:
+            raise DetectorError(
+                f"paraphrase_model = {model!r} is no trained classifier of two classes (missing weights: "
+                f"{sorted(loading['missing_keys'])}): give one, such as Intel/roberta-base-mrpc"
+            )
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model.to(self._device).eval()
         self._max_tokens = _longest_input(self._tokenizer, self._model.config)

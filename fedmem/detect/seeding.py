@@ -1,8 +1,7 @@
 """Weights and similarities of the units of one pair of texts, and the seeds: unit pairs that are alike.
 
 Everything here hangs on both texts of a pair and is computed only when asked for. Sums run left to right over stems
-in order of appearance, in double precision: a verdict can hang on the last bit (quirks Q1 and Q2 are visible
-here: a stem that occurs in every unit of the pair weighs nothing).
+in order of appearance, in double precision: a verdict can hang on the last bit.
 Sanchez-Perez, Gelbukh and Sidorov (CLEF 2014), section "Seeding".
 """
 

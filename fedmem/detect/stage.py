@@ -8,6 +8,8 @@ Knows the tables of prefixes and suffixes; does not count anything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from math import nan
 from multiprocessing import get_context
@@ -23,6 +25,7 @@ from fedmem.detect.paraphrase_models import EntityFinder, PairClassifier
 from fedmem.detect.preparing import Prepared
 from fedmem.detect.screening import UnitMatrix
 from fedmem.detect.settings import AlignmentSettings
+from fedmem.detect.splitting import DetectorError
 from fedmem.retrieval import BM25Index
 
 CANDIDATE_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "rank", "bm25"]
@@ -151,8 +154,13 @@ def _compared(blocks: list[Block], settings: AlignmentSettings, workers: int) ->
         yield map(Comparer(settings), blocks)
         return
     # spawned, not forked: notebooks have threads (torch, the kernel), which a fork would copy half alive
-    with get_context("spawn").Pool(min(workers, len(blocks)), _start_worker, (settings,)) as pool:
-        yield pool.imap_unordered(_work, blocks)
+    pool = ProcessPoolExecutor(min(workers, len(blocks)), get_context("spawn"), _start_worker, (settings,))
+    try:
+        yield pool.map(_work, blocks)
+    except BrokenProcessPool as error:
+        raise DetectorError("a worker process died, perhaps for lack of memory: set detect_workers lower") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _start_worker(settings: AlignmentSettings) -> None:
