@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from fedmem import runs, study
-from fedmem.config import ConfigError
+from fedmem.config import ConfigError, markdown_table
 from fedmem.execute import failed_copy, failure
 
 SNAKEFILE = runs.PACKAGE / "Snakefile"
@@ -50,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         sub.add_argument("--name", help="name of the result in results/studies (default: the file's name)")
         sub.add_argument("--keep-stale", action="store_true", help="take stages made by other code as they are")
+    text = "print every parameter: default, what is allowed, meaning"
+    commands.add_parser("parameters", help=text, description=text).set_defaults(command=show_parameters)
     commands.choices["run"].add_argument("--cores", type=int, default=os.cpu_count() or 1, help="stages at once")
     commands.choices["run"].add_argument("snakemake", nargs="*", help="after --: arguments for Snakemake")
     return parser
@@ -206,6 +208,12 @@ def show_status(options: argparse.Namespace) -> int:
         failed += bool(faults)
     print(f"report: {plan.report}")
     return 1 if failed else 0
+
+
+def show_parameters(options: argparse.Namespace) -> int:
+    """Prints the table of all parameters, in Markdown."""
+    print(markdown_table())
+    return 0
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class PartitionConfig(StageConfig):
     )  # fmt: skip
 
     task: Literal["summarization", "dialog", "qa", "classification"] = _field(
-        "dialog", "task whose shape the rows have"
+        "summarization", "task whose shape the rows have"
     )
     corpus: Literal["synthetic", "file"] = _field("synthetic", "where the rows come from")
     corpus_path: str | None = _field(
@@ -106,9 +106,9 @@ class PartitionConfig(StageConfig):
     )
     partitioner: Literal["iid", "natural"] = _field("natural", "rows to clients: at random, or one group each")
     n_clients: int = _field(3, "number of clients", ge=1, le=10_000)
-    train_rows: int = _field(40, "training rows of each client", ge=1)
+    train_rows: int = _field(32, "training rows of each client", ge=1)
     test_rows: int = _field(8, "test rows of each client", ge=0)
-    heldout_rows: int = _field(40, "rows of each client that are never trained on: the control", ge=0)
+    heldout_rows: int = _field(32, "rows of each client that are never trained on: the control", ge=0)
     partition_seed: int = _field(0, "seed of the synthetic corpus and of the deal", ge=0)
     repeated_sentences: float = _field(
         0.0, "share of rows that carry a sentence of another row, 0 to 1", when={"corpus": ("synthetic",)}, ge=0, le=1
@@ -137,7 +137,7 @@ class TrainConfig(StageConfig):
 
     model: str = _field("tiny-qwen2", "preset, hub id or folder of a causal language model", min_length=1)
     algorithm: Literal["fedavg", "fedprox", "central", "none"] = _field("fedavg", "how the clients' rows are learnt")
-    rounds: int = _field(10, "communication rounds", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
+    rounds: int = _field(20, "communication rounds", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
     local_epochs: int = _field(
         4, "passes over a client's rows per round", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1
     )
@@ -176,7 +176,7 @@ class GenerateConfig(StageConfig):
     )  # fmt: skip
 
     checkpoint_round: int | None = _field(None, "round whose global model continues; None: the last", ge=0)
-    n_prefixes: int = _field(40, "prefixes sampled from each client's training rows", ge=1)
+    n_prefixes: int = _field(32, "prefixes sampled from each client's training rows", ge=1)
     n_suffixes: int | None = _field(
         None, "suffixes looked up per client, of member and of held-out rows each; None: as many as prefixes", ge=1
     )
@@ -323,6 +323,23 @@ def allowed(stage: str, name: str) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = [f"{signs[k]} {getattr(m, k)}" for m in field.metadata for k in signs if getattr(m, k, None) is not None]
     return text + (" " + " and ".join(bounds) if bounds else "") + (" or null" if type(None) in options else "")
+
+
+def markdown_table() -> str:
+    """All parameters as the README shows them: stage, name, default, what is allowed, meaning."""
+    lines = ["| stage | parameter | default | allowed | meaning |", "|---|---|---|---|---|"]
+    for stage, model in STAGES.items():
+        for name, field in model.model_fields.items():
+            default = (
+                "null"
+                if field.default is None
+                else f"{field.default:g}"
+                if isinstance(field.default, float)
+                else field.default
+            )
+            cells = (stage, f"`{name}`", default, allowed(stage, name), field.description)
+            lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
 
 
 def closest(name: str, known) -> str:

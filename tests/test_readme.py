@@ -1,0 +1,57 @@
+"""What the README, environment.yml and the lock say is so."""
+
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from fedmem.config import markdown_table
+from fedmem.runs import NOTEBOOKS
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = (REPOSITORY / "README.md").read_text()
+LOCK = dict(line.split("==") for line in (REPOSITORY / "requirements.lock").read_text().split())
+
+
+def test_the_parameter_table_is_the_generated_one():
+    assert markdown_table() in README  # `fedmem parameters` prints it
+
+
+def test_every_notebook_and_study_is_listed():
+    for name in NOTEBOOKS.values():
+        assert f"notebooks/{name}.ipynb" in README
+    for study in (REPOSITORY / "params/studies").glob("*.yaml"):
+        assert f"params/studies/{study.name}" in README
+        assert yaml.safe_load(study.read_text())["title"] in README
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))
+def test_links_lead_somewhere(link):
+    assert (REPOSITORY / link).exists()
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z-]+)`?", README)) <= targets
+
+
+def test_the_environment_installs_the_lock_and_the_project():
+    pip = yaml.safe_load((REPOSITORY / "environment.yml").read_text())["dependencies"][-1]["pip"]
+    assert pip == ["-r requirements.lock", "-e ."]
+    assert "python=3.11" in (REPOSITORY / "environment.yml").read_text()
+
+
+def test_the_lock_satisfies_the_project_and_is_what_is_installed():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = [r for group in project["optional-dependencies"].values() for r in group]
+    locked = {name.lower().replace("_", "-"): version for name, version in LOCK.items()}
+    for line in project["dependencies"] + extras:
+        requirement = Requirement(line)
+        if requirement.name != "fedmem":
+            assert requirement.specifier.contains(locked[requirement.name.lower()]), line
+    for name in ("torch", "transformers", "flwr", "nltk", "pandas", "papermill"):
+        assert metadata.version(name).split("+")[0] == locked[name]
