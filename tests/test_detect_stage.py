@@ -10,7 +10,7 @@ from fedmem.detect import AlignmentSettings, DetectorError, find_candidates, fin
 from fedmem.detect import stage as stage_module
 from fedmem.detect.explain import MASK, explain, side_by_side
 from fedmem.detect.preparing import prepare
-from fedmem.detect.stage import CANDIDATE_COLUMNS, MATCH_COLUMNS, _blocks, _covered
+from fedmem.detect.stage import CANDIDATE_COLUMNS, MATCH_COLUMNS, Texts, _blocks, _covered
 
 SUBJECTS = ["engineers", "painters", "gardeners", "surgeons", "librarians", "mechanics", "pilots", "teachers"]
 VERBS = ["repaired", "photographed", "described", "abandoned", "catalogued", "polished", "measured", "borrowed"]
@@ -167,15 +167,15 @@ def test_blocks_hold_every_pair_once_and_few_texts(monkeypatch):
     monkeypatch.setattr(stage_module, "_CONTINUATIONS_AT_ONCE", 7)
     monkeypatch.setattr(stage_module, "_SUFFIXES_AT_ONCE", 70)
     draw = np.random.default_rng(0)
-    continuations = np.array([f"c{i}" for i in draw.integers(0, 40, 3000)], dtype=object)
-    suffixes = np.array([f"s{i}" for i in draw.integers(0, 500, 3000)], dtype=object)
+    continuations = Texts(draw.integers(0, 40, 3000), np.array([f"c{i}" for i in range(40)], dtype=object))
+    suffixes = Texts(draw.integers(0, 500, 3000), np.array([f"s{i}" for i in range(500)], dtype=object))
     blocks = _blocks(continuations, suffixes, workers=1)
     assert sorted(np.concatenate([block.number for block in blocks])) == list(range(3000))
     for block in blocks:
         assert len(block.continuations) <= 7
         assert len(block.suffixes) <= 70
         for c, s, number in zip(block.c, block.s, block.number, strict=True):
-            assert (block.continuations[c], block.suffixes[s]) == (continuations[number], suffixes[number])
+            assert (block.continuations[c], block.suffixes[s]) == (continuations.text(number), suffixes.text(number))
 
 
 def test_small_blocks_do_not_change_matches(monkeypatch):

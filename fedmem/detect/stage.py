@@ -41,7 +41,7 @@ MATCH_COLUMNS = [
 ]
 UNTYPED = "none"  # paraphrase_model: candidates keep the kind "paraphrase", an upper bound
 
-_CONTINUATIONS_AT_ONCE = 512
+_CONTINUATIONS_AT_ONCE = 2048
 _SUFFIXES_AT_ONCE = 1024
 _TYPED_AT_ONCE = 500  # candidates whose sentence pairs are scored together
 
@@ -54,6 +54,26 @@ class Block(NamedTuple):
     c: np.ndarray
     s: np.ndarray
     number: np.ndarray
+
+
+class Texts(NamedTuple):
+    """One text for each candidate pair: the i-th pair's is distinct[codes[i]]."""
+
+    codes: np.ndarray
+    distinct: np.ndarray
+
+    @classmethod
+    def of(cls, ids: pd.Series, table: pd.DataFrame, key: str, column: str) -> Texts:
+        """The texts of `ids` from the table's `column`; raises ValueError for an id that the table lacks."""
+        _check_columns(table, [key, column], f"the table of {key}s")
+        rows = pd.Index(table[key]).get_indexer(ids)
+        if (rows < 0).any():
+            raise ValueError(f"candidates name {key} {ids[rows < 0].iloc[0]!r}, which its table lacks: pass its own")
+        codes, distinct = pd.factorize(table[column].to_numpy(dtype=object))
+        return cls(codes[rows], distinct)
+
+    def text(self, number: int) -> str:
+        return self.distinct[self.codes[number]]
 
 
 Found = list[tuple[int, Alignment]]  # (row of the candidate, its alignment), those with a detection
@@ -106,8 +126,8 @@ def find_matches(
     """
     _check_columns(candidates, CANDIDATE_COLUMNS, "candidates")
     typer = None if paraphrase_model == UNTYPED else _Typer(paraphrase_model, entity_model, carry_over)
-    continuations = _looked_up(candidates["prefix_id"], prefixes, "prefix_id", "continuation")
-    texts = _looked_up(candidates["suffix_id"], suffixes, "suffix_id", "suffix")
+    continuations = Texts.of(candidates["prefix_id"], prefixes, "prefix_id", "continuation")
+    texts = Texts.of(candidates["suffix_id"], suffixes, "suffix_id", "suffix")
     found: Found = []
     blocks = _blocks(continuations, texts, workers)
     with (
@@ -118,7 +138,7 @@ def find_matches(
             found += part
             bar.update(pairs)
     found.sort(key=lambda item: item[0])
-    rows = [(texts[number], continuations[number], alignment) for number, alignment in found]
+    rows = [(texts.text(number), continuations.text(number), alignment) for number, alignment in found]
     typings = [_untyped(row[2]) for row in rows] if typer is None else typer(rows)
     described = [_described(*row, *typing) for row, typing in zip(rows, typings, strict=True)]
     matches = candidates.iloc[[number for number, _ in found]][CANDIDATE_COLUMNS].reset_index(drop=True)
@@ -129,7 +149,7 @@ class Comparer:
     """Compares the pairs of one block after another, keeping prepared texts from block to block."""
 
     def __init__(self, settings: AlignmentSettings):
-        self._prepared = Prepared(settings, capacity=2 * (_CONTINUATIONS_AT_ONCE + _SUFFIXES_AT_ONCE))
+        self._prepared = Prepared(settings, capacity=_CONTINUATIONS_AT_ONCE + 2 * _SUFFIXES_AT_ONCE)
 
     def __call__(self, block: Block) -> tuple[int, Found]:
         """How many pairs were compared, and those with a detection."""
@@ -172,17 +192,19 @@ def _work(block: Block) -> tuple[int, Found]:
     return _comparer(block)
 
 
-def _blocks(continuations: np.ndarray, suffixes: np.ndarray, workers: int) -> list[Block]:
-    """All pairs (continuations[i], suffixes[i]) in blocks of few distinct texts, small enough to share out."""
-    c, distinct_c = pd.factorize(continuations)
-    s, distinct_s = pd.factorize(suffixes)
-    width = min(_SUFFIXES_AT_ONCE, max(64, -(-len(distinct_s) // (4 * workers))))
-    block = (c // _CONTINUATIONS_AT_ONCE) * (len(distinct_s) // width + 1) + s // width
+def _blocks(continuations: Texts, suffixes: Texts, workers: int) -> list[Block]:
+    """All candidate pairs in blocks of few distinct texts, small enough to share out."""
+    c, s = continuations.codes, suffixes.codes
+    shares = 1 if workers == 1 else 4 * workers
+    width = min(_SUFFIXES_AT_ONCE, max(64, -(-len(suffixes.distinct) // shares)))
+    # suffixes first: whichever process takes a block, its suffixes are hardly prepared elsewhere
+    block = (s // width) * (len(continuations.distinct) // _CONTINUATIONS_AT_ONCE + 1) + c // _CONTINUATIONS_AT_ONCE
     blocks = []
     for number in _by_value(block):
         own_c, local_c = np.unique(c[number], return_inverse=True)
         own_s, local_s = np.unique(s[number], return_inverse=True)
-        blocks.append(Block(distinct_c[own_c].tolist(), distinct_s[own_s].tolist(), local_c, local_s, number))
+        texts = continuations.distinct[own_c].tolist(), suffixes.distinct[own_s].tolist()
+        blocks.append(Block(*texts, local_c, local_s, number))
     return blocks
 
 
@@ -277,17 +299,6 @@ def _empty_candidates() -> pd.DataFrame:
     types = {"prefix_id": "str", "prefix_client": "int64", "suffix_id": "str", "suffix_client": "int64"}
     types |= {"member": "bool", "rank": "int64", "bm25": "float64", "prefix_row": "int64"}
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in types.items()})
-
-
-def _looked_up(ids: pd.Series, table: pd.DataFrame, key: str, column: str) -> np.ndarray:
-    """The texts of `ids`, from the table's `column`."""
-    _check_columns(table, [key, column], f"the table of {key}s")
-    rows = pd.Index(table[key]).get_indexer(ids)
-    if (rows < 0).any():
-        raise ValueError(
-            f"candidates name {key} {ids[rows < 0].iloc[0]!r}, which the table of texts lacks: pass its own"
-        )
-    return table[column].to_numpy(dtype=object)[rows]
 
 
 def _check_columns(table: pd.DataFrame, needed: list[str], name: str) -> None:
