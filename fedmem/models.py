@@ -162,7 +162,7 @@ def render(tokenizer, row) -> Example:
     Without a chat template the parts follow one another, a blank line between them, and the end-of-sequence token.
     White space around each part is dropped, as chat templates do. Raises ModelError when a template alters the input.
     """
-    given, instruction, output = ((row[key] or "").strip() for key in ("input", "instruction", "output"))
+    given, instruction, output = (_text(row[key]) for key in ("input", "instruction", "output"))
     content = f"{given}\n\n{instruction}" if instruction else given
     start = template_start(tokenizer)
     if tokenizer.chat_template:
@@ -219,6 +219,10 @@ def collate(tokenizer, items: Sequence[dict[str, list[int]]]) -> dict[str, torch
         key: torch.tensor([item[key] + [value] * (width - len(item[key])) for item in items])
         for key, value in fill.items()
     }
+
+
+def _text(value) -> str:
+    return value.strip() if isinstance(value, str) else ""  # a frame's missing instruction is NaN
 
 
 def _chat(tokenizer, messages, add_generation_prompt: bool = False) -> str:

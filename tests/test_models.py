@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -77,6 +78,19 @@ def test_wrong_names_are_refused(folder, tmp_path):
         models.load(str(folder), checkpoint=tmp_path / "nothing")
 
 
+def test_a_hub_model_comes_without_its_authors_code_or_pickles(monkeypatch):
+    asked = {}
+
+    def refuse(where, **settings):
+        asked.update(settings, where=where)
+        raise OSError("no network")
+
+    monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", refuse)
+    with pytest.raises(ModelError, match="no network"):
+        models.load("Qwen/Qwen2.5-0.5B", device="cpu")
+    assert (asked["where"], asked["trust_remote_code"], asked["use_safetensors"]) == ("Qwen/Qwen2.5-0.5B", False, True)
+
+
 def test_pickled_weights_are_refused(folder, tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
@@ -111,6 +125,13 @@ def test_a_row_renders_without_a_template(plain):
     assert example.text == "The knee hurts.\n\nAnswer.\n\nRest it.<|im_end|>"
     assert example.text[slice(*example.input_span)] == ROW["input"]
     assert models.render(plain, ROW | {"instruction": None}).text == "The knee hurts.\n\nRest it.<|im_end|>"
+
+
+def test_a_missing_instruction_is_no_part_of_the_text(tokenizer):
+    frame = pd.DataFrame([ROW, ROW | {"instruction": None}])  # pandas makes it NaN
+    texts = [tokenizer.decode(item["input_ids"]) for item in models.encode(tokenizer, frame, 512)]
+    assert "\n\nAnswer.<|im_end|>" in texts[0]
+    assert texts[1].startswith("<|im_start|>user\nThe knee hurts.<|im_end|>")
 
 
 def test_a_template_that_alters_the_input_is_refused(tokenizer):
