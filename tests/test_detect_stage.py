@@ -8,9 +8,10 @@ import pytest
 
 from fedmem.detect import AlignmentSettings, DetectorError, find_candidates, find_matches, preparing
 from fedmem.detect import stage as stage_module
+from fedmem.detect.candidates import CANDIDATE_COLUMNS
 from fedmem.detect.explain import MASK, explain, side_by_side
 from fedmem.detect.preparing import prepare
-from fedmem.detect.stage import CANDIDATE_COLUMNS, MATCH_COLUMNS, Texts, _blocks, _covered
+from fedmem.detect.stage import MATCH_COLUMNS, Texts, _blocks, _covered
 
 SUBJECTS = ["engineers", "painters", "gardeners", "surgeons", "librarians", "mechanics", "pilots", "teachers"]
 VERBS = ["repaired", "photographed", "described", "abandoned", "catalogued", "polished", "measured", "borrowed"]

@@ -5,10 +5,11 @@ do both for a whole run. Importing this loads no model and no torch.
 """
 
 from fedmem.detect.alignment import Alignment, align
+from fedmem.detect.candidates import find_candidates
 from fedmem.detect.paraphrase import type_candidates
 from fedmem.detect.settings import AlignmentSettings
 from fedmem.detect.splitting import DetectorError
-from fedmem.detect.stage import find_candidates, find_matches
+from fedmem.detect.stage import find_matches
 
 __all__ = [
     "Alignment",

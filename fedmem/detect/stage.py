@@ -1,4 +1,4 @@
-"""The detect stage: candidate pairs from one index per client, the detector over all of them, the `matches` table.
+"""The detect stage: the detector over all candidate pairs, and the `matches` table that comes of it.
 
 Pairs are compared in blocks of texts by one or more processes; each text is prepared once per process and forgotten
 when its blocks are done. What comes out does not depend on the number of processes nor on who finishes first.
@@ -20,15 +20,14 @@ import pandas as pd
 from tqdm import tqdm
 
 from fedmem.detect.alignment import Alignment, align_prepared
+from fedmem.detect.candidates import CANDIDATE_COLUMNS, check_columns
 from fedmem.detect.paraphrase import Typing, identical, judge_sentences, sentence_pairs_of
 from fedmem.detect.paraphrase_models import EntityFinder, PairClassifier
 from fedmem.detect.preparing import Prepared
 from fedmem.detect.screening import UnitMatrix
 from fedmem.detect.settings import AlignmentSettings
 from fedmem.detect.splitting import DetectorError
-from fedmem.retrieval import BM25Index
 
-CANDIDATE_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "rank", "bm25"]
 MATCH_COLUMNS = [
     *CANDIDATE_COLUMNS,
     "kind",
@@ -65,7 +64,7 @@ class Texts(NamedTuple):
     @classmethod
     def of(cls, ids: pd.Series, table: pd.DataFrame, key: str, column: str) -> Texts:
         """The texts of `ids` from the table's `column`; raises ValueError for an id that the table lacks."""
-        _check_columns(table, [key, column], f"the table of {key}s")
+        check_columns(table, [key, column], f"the table of {key}s")
         rows = pd.Index(table[key]).get_indexer(ids)
         if (rows < 0).any():
             raise ValueError(f"candidates name {key} {ids[rows < 0].iloc[0]!r}, which its table lacks: pass its own")
@@ -77,29 +76,6 @@ class Texts(NamedTuple):
 
 
 Found = list[tuple[int, Alignment]]  # (row of the candidate, its alignment), those with a detection
-
-
-def find_candidates(
-    prefixes: pd.DataFrame, suffixes: pd.DataFrame, top_n: int = 10, index_class=BM25Index
-) -> pd.DataFrame:
-    """The `top_n` suffixes of each client that rank highest for each continuation, held-out suffixes apart.
-
-    prefixes: prefix_id, client, continuation. suffixes: suffix_id, client, member, suffix.
-    index_class: what ranks, with `build(texts)` and `search(queries, top_n, drop_stop_words)`; one index is built for
-    each (client, member), so controls displace nothing. Stop words are dropped from queries, as in the study.
-    Returns CANDIDATE_COLUMNS, rank from 1, ordered by prefix, suffix client, members first, rank. A continuation
-    that finds nothing has no row.
-    """
-    _check_columns(prefixes, ["prefix_id", "client", "continuation"], "prefixes")
-    _check_columns(suffixes, ["suffix_id", "client", "member", "suffix"], "suffixes")
-    queries = prefixes["continuation"].tolist()
-    parts = [_empty_candidates()]
-    for (client, member), group in suffixes.groupby(["client", "member"], sort=True):
-        hits = index_class.build(group["suffix"].tolist()).search(queries, top_n, drop_stop_words=True)
-        parts.append(_candidates_of(prefixes, group, hits).assign(suffix_client=client, member=bool(member)))
-    found = pd.concat(parts, ignore_index=True)
-    order = np.lexsort((found["rank"], ~found["member"], found["suffix_client"], found.pop("prefix_row")))
-    return found.iloc[order].reset_index(drop=True)[CANDIDATE_COLUMNS]
 
 
 def find_matches(
@@ -117,14 +93,15 @@ def find_matches(
 
     paraphrase_model: hub id or folder of a classifier, which with `entity_model` types paraphrase candidates; "none"
       leaves their kind "paraphrase", an upper bound. Raises DetectorError before any comparison if one is missing.
-    workers: processes; more than one needs an importable main module, as in a notebook. carry_over: quirk Q15.
+    workers: processes. Each takes seconds to start, so a few thousand pairs are faster with one; a script that asks for
+      more needs the usual `if __name__ == "__main__"`. carry_over: quirk Q15.
 
     kind is null for candidates that typing gives no record. score is the best of any sentence pair, uncapped, NaN
     where none was scored. detections lists [suffix start, suffix end, continuation start, continuation end],
     characters of the original texts; matched_chars counts the continuation's characters that they cover, and the
     shares say how much of continuation and suffix that is (0..1).
     """
-    _check_columns(candidates, CANDIDATE_COLUMNS, "candidates")
+    check_columns(candidates, CANDIDATE_COLUMNS, "candidates")
     typer = None if paraphrase_model == UNTYPED else _Typer(paraphrase_model, entity_model, carry_over)
     continuations = Texts.of(candidates["prefix_id"], prefixes, "prefix_id", "continuation")
     texts = Texts.of(candidates["suffix_id"], suffixes, "suffix_id", "suffix")
@@ -139,7 +116,7 @@ def find_matches(
             bar.update(pairs)
     found.sort(key=lambda item: item[0])
     rows = [(texts.text(number), continuations.text(number), alignment) for number, alignment in found]
-    typings = [_untyped(row[2]) for row in rows] if typer is None else typer(rows)
+    typings = [_untyped(row[2]) for row in rows] if typer is None else typer(rows, progress)
     described = [_described(*row, *typing) for row, typing in zip(rows, typings, strict=True)]
     matches = candidates.iloc[[number for number, _ in found]][CANDIDATE_COLUMNS].reset_index(drop=True)
     return pd.concat([matches, _as_frame(described)], axis=1)
@@ -224,9 +201,11 @@ class _Typer:
         self._classifier = PairClassifier(paraphrase_model)
         self._carry_over = carry_over
 
-    def __call__(self, rows: list[tuple[str, str, Alignment]]) -> list[tuple[str | None, float]]:
+    def __call__(self, rows: list[tuple[str, str, Alignment]], progress: bool) -> list[tuple[str | None, float]]:
+        """Kind and best score of every row (suffix, continuation, alignment)."""
         typings = []
-        for start in range(0, len(rows), _TYPED_AT_ONCE):
+        starts = range(0, len(rows), _TYPED_AT_ONCE)
+        for start in tqdm(starts, unit=f"{_TYPED_AT_ONCE} candidates", disable=not progress, mininterval=1):
             part = rows[start : start + _TYPED_AT_ONCE]
             scores = self._classifier.scores(pair for row in part for pair in _to_score(*row))
             typings += [self._typed(row, scores) for row in part]
@@ -277,31 +256,3 @@ def _as_frame(described: list[dict]) -> pd.DataFrame:
     types = {"kind": "str", "score": "float64", "identical_sentence": "bool", "matched_chars": "int64"}
     types |= {"detections": "object", "continuation_share": "float64", "suffix_share": "float64"}
     return pd.DataFrame(described, columns=MATCH_COLUMNS[len(CANDIDATE_COLUMNS) :]).astype(types)
-
-
-def _candidates_of(prefixes: pd.DataFrame, group: pd.DataFrame, hits: list[list[tuple[int, float]]]) -> pd.DataFrame:
-    counts = [len(hit) for hit in hits]
-    row, score = (np.array([hit[i] for found in hits for hit in found], dtype=t) for i, t in ((0, int), (1, float)))
-    prefix_row = np.repeat(np.arange(len(prefixes)), counts)
-    return pd.DataFrame(
-        {
-            "prefix_id": prefixes["prefix_id"].to_numpy()[prefix_row],
-            "prefix_client": prefixes["client"].to_numpy()[prefix_row],
-            "suffix_id": group["suffix_id"].to_numpy()[row],
-            "rank": np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts) + 1,
-            "bm25": score,
-            "prefix_row": prefix_row,
-        }
-    )
-
-
-def _empty_candidates() -> pd.DataFrame:
-    types = {"prefix_id": "str", "prefix_client": "int64", "suffix_id": "str", "suffix_client": "int64"}
-    types |= {"member": "bool", "rank": "int64", "bm25": "float64", "prefix_row": "int64"}
-    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in types.items()})
-
-
-def _check_columns(table: pd.DataFrame, needed: list[str], name: str) -> None:
-    missing = [column for column in needed if column not in table.columns]
-    if missing:
-        raise ValueError(f"{name} lacks columns {missing}: it has {list(table.columns)}")
