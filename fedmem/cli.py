@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from fedmem import runs, study
-from fedmem.config import ConfigError, markdown_table
+from fedmem.config import STAGES, ConfigError, markdown_table
 from fedmem.execute import failed_copy, failure
 
 SNAKEFILE = runs.PACKAGE / "Snakefile"
@@ -22,6 +23,7 @@ SNAKEFILE = runs.PACKAGE / "Snakefile"
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a stage failed, 2 a wrong parameter, 130 interrupted."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C
     try:
         return options.command(options)
     except (ConfigError, FileNotFoundError, runs.StageError) as error:
@@ -120,13 +122,18 @@ def _session(jobs: list[dict], options: argparse.Namespace, lock) -> int:
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     with (folder / "snakemake.log").open("w") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, pass_fds=[lock.fileno()]
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=[lock.fileno()],
+            start_new_session=True,  # a group of its own, so that an interrupt reaches all of it, and once
         )
         try:
             _follow(process, folder, jobs)
         except KeyboardInterrupt:
-            process.terminate()  # Snakemake then ends its running jobs and starts no others
-            process.wait(timeout=60)
+            os.killpg(process.pid, signal.SIGTERM)  # kernels notice that their parent is gone
+            process.wait()
             raise
     for failed in sorted(folder.glob("*.failed")):
         print(f"fedmem: {failed.read_text(encoding='utf-8')}", file=sys.stderr)
@@ -182,7 +189,7 @@ def show_plan(options: argparse.Namespace) -> int:
         reason = f" ({plan.reasons[id_]})" if plan.reasons[id_] else ""
         shared = plan.study.shared_by(job)
         print(f"{job.stage:<10} {job.folder.name:<48} {plan.states[id_]}{reason}, {shared} run{'s' * (shared > 1)}")
-    naive = len(plan.study.runs) * len(runs.NOTEBOOKS) - len(plan.study.runs)
+    naive = len(plan.study.runs) * len(STAGES)
     print(f"{'report':<10} {plan.study.name:<48} {plan.report}")
     print(f"{len(plan.study.runs)} runs; {naive} stages one by one, {len(plan.states)} shared, {len(plan.to_do)} to do")
     return 0

@@ -99,6 +99,8 @@ def learning_curves(curves: pd.DataFrame) -> Figure:
     curves: round, client, metric, value. Client −1 is all clients' data together (a central model, or the pooled
     test). Above 12 clients they become thin grey lines with their mean.
     """
+    if not curves.loc[curves["metric"] == "penalty", "value"].any():  # no proximal term: nothing to see
+        curves = curves[curves["metric"] != "penalty"]
     measures = [name for name in CURVES if (curves["metric"] == name).any()]
     measures += sorted(set(curves["metric"]) - set(measures))
     columns = len(measures) if len(measures) <= 3 else 2
