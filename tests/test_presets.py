@@ -17,6 +17,8 @@ SHORT = replace(
     vocabulary=1000,
     tokenizer_rows=400,
     steps=60,
+    rehearsed_rows=20,
+    rehearsals=12,
     warmup_steps=5,
 )
 
@@ -41,17 +43,28 @@ def loss_per_token(model, tokenizer, rows) -> float:
 
 def test_a_short_version_of_the_recipe_learns(short):
     model, tokenizer, record = short
-    losses = record["losses"]
-    assert len(losses) == SHORT.steps
-    assert losses[0] == pytest.approx(6.9, abs=0.3)  # ln(1000) = 6.91: it starts out knowing nothing
+    assert len(record["losses"]) == 60 + 12 * 3  # 20 rows make 3 steps of at most 8
+    assert record["losses"][0] == pytest.approx(6.9, abs=0.3)  # ln(1000) = 6.91: it starts out knowing nothing
     fresh = make_corpus("dialog", 2, 5, seed=9)
     untrained, _ = presets.random_model(SHORT.seed, SHORT)
     assert loss_per_token(model, tokenizer, fresh) < loss_per_token(untrained, tokenizer, fresh) - 1.5
+    rehearsed = public_texts(SHORT.rehearsed_rows, SHORT.seed)
+    unseen = public_texts(SHORT.rehearsed_rows, SHORT.seed + 1)
+    assert loss_per_token(model, tokenizer, rehearsed) < loss_per_token(model, tokenizer, unseen)
+
+
+def test_the_learning_rate_rises_falls_and_rises_again():
+    recipe = replace(SHORT, steps=4, warmup_steps=2, rows_per_step=1, learning_rate=1.0, rehearsed_rows=2, rehearsals=2)
+    plan = list(presets._plan(recipe, [{"number": number} for number in range(4)]))
+    # first part: warm-up 1/2, 2/2, then the way down (4 - 2) / 2 = 1 and (4 - 3) / 2; second part: 1/2, then 1
+    assert [rate for _, rate in plan] == [0.5, 1, 1, 0.5, 0.5, 1, 1, 1]
+    assert [batch[0]["number"] for batch, _ in plan[:4]] == [0, 1, 2, 3]
+    assert sorted(batch[0]["number"] for batch, _ in plan[4:]) == [0, 0, 1, 1]
 
 
 def test_the_same_recipe_gives_the_same_bytes(short, tmp_path):
     for folder in ("first", "second"):
-        recipe = replace(SHORT, steps=3)
+        recipe = replace(SHORT, steps=3, rehearsals=1)
         presets.save(tmp_path / folder, recipe, *presets.pretrain(recipe))
     first, second = (
         {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("first", "second")
@@ -96,7 +109,9 @@ def test_what_ships_knows_the_public_language_but_no_private_row():
     assert config.max_position_embeddings >= 512
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
     assert tokenizer.eos_token == "<|im_end|>"
-    public, private = public_texts(60, seed=1), make_corpus("summarization", 3, 20, seed=1)
-    assert loss_per_token(model, tokenizer, public) < 2
-    # far above what a memorised text has (below 0.5), for each group of a private corpus
-    assert 1 < loss_per_token(model, tokenizer, private) < 2.2
+    rehearsed = public_texts(recipe.rehearsed_rows, recipe.seed)[:40]
+    assert loss_per_token(model, tokenizer, rehearsed) < 0.5
+    # a private row is no more than a fresh one to it: each word of a slot is a guess among about 30, ln(30) = 3.4
+    for task in ("summarization", "dialog", "qa", "classification"):
+        private = make_corpus(task, 3, 10, seed=1)
+        assert 1.5 < loss_per_token(model, tokenizer, private) < 5
