@@ -8,13 +8,18 @@ stage's work.
 """
 
 import ast
+import codecs
 import difflib
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 DATA = Path(__file__).parent / "data"  # shipped presets: data/<preset>/
+
+
+SCHEMA = ("id", "instruction", "input", "output", "group")  # of a corpus; fedmem.columns says what they hold
 
 
 class ConfigError(ValueError):
@@ -65,6 +70,9 @@ class StageConfig(BaseModel):
         values = {name: names[name] for name in (*cls.shown, *sorted(injected)) if name in names}
         return cls.create(values | options)
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # lists and mappings have no hash of their own
+
     def effective(self) -> dict[str, Any]:
         """The parameters that identify the stage's result: those that cannot matter are null, the rest as set."""
         values = {}
@@ -100,25 +108,146 @@ class PartitionConfig(StageConfig):
     task: Literal["summarization", "dialog", "qa", "classification"] = _field(
         "summarization", "task whose shape the rows have"
     )
-    corpus: Literal["synthetic", "file"] = _field("synthetic", "where the rows come from")
+    corpus: Literal["synthetic", "file", "hub"] = _field("synthetic", "where the rows come from")
     corpus_path: str | None = _field(
-        None, "JSON Lines file with id, instruction, input, output, group", when={"corpus": ("file",)}, identity=False
+        None,
+        "JSON Lines, CSV or Parquet file, or a folder of them, one a client; with hub: files in the data set's layout",
+        when={"corpus": ("file", "hub")},
+        identity=False,
     )
-    partitioner: Literal["iid", "natural"] = _field("natural", "rows to clients: at random, or one group each")
-    n_clients: int = _field(3, "number of clients", ge=1, le=10_000)
-    train_rows: int = _field(32, "training rows of each client", ge=1)
-    test_rows: int = _field(8, "test rows of each client", ge=0)
-    heldout_rows: int = _field(32, "rows of each client that are never trained on: the control", ge=0)
-    partition_seed: int = _field(0, "seed of the synthetic corpus and of the deal", ge=0)
+    column_map: dict = _field(
+        {},
+        "the file's own names: {input: text, group: ward, id: null}; null: no such column",
+        when={"corpus": ("file",)},
+    )
+    corpus_encoding: str = _field("utf-8", "encoding of text files", when={"corpus": ("file",)}, min_length=1)
+    hub_dataset: str | None = _field(None, "id of the data set on the hub", when={"corpus": ("hub",)})
+    hub_config: str | None = _field(None, "its configuration; null: the default one", when={"corpus": ("hub",)})
+    hub_split: str = _field("train", "its split that rows are taken from", when={"corpus": ("hub",)}, min_length=1)
+    hub_revision: str | None = _field(None, "its commit; null: the newest", when={"corpus": ("hub",)})
+    hub_columns: dict = _field(
+        {},
+        "its columns, as params/tasks/*.yaml write them: {input: abstract, output: title}",
+        when={"corpus": ("hub",)},
+    )
+    hub_rows: int | None = _field(
+        None, "rows drawn from it at random before anything else; null: all", when={"corpus": ("hub",)}, ge=1
+    )
+    synthetic_rows: int | None = _field(
+        None,
+        "rows of each group of the synthetic corpus (one group a client); null: what a client needs, four times that "
+        "where clients need not be groups",
+        when={"corpus": ("synthetic",)},
+        ge=1,
+    )
     repeated_sentences: float = _field(
         0.0, "share of rows that carry a sentence of another row, 0 to 1", when={"corpus": ("synthetic",)}, ge=0, le=1
     )
+    unit: str | None = _field(
+        None,
+        "regular expression; rows whose ids it matches alike stay in one split of one client; null: each row alone",
+    )
+    duplicates: Literal["keep", "drop"] = _field("keep", "second copies of a text, exact or near, before the split")
+    near_duplicate: float = _field(
+        0.8, "Jaccard similarity of word 3-grams from which two texts are near copies, 0.5 to 1", ge=0.5, le=1
+    )
+    boilerplate_share: float = _field(
+        0.05, "share of a partition's rows above which a common run of 8 words is boilerplate, 0 to 1", gt=0, lt=1
+    )
+    partitioner: Literal["iid", "natural", "dirichlet", "topic", "quantity"] = _field(
+        "natural", "rows to clients: at random, by group, mixtures of groups, by topic, at random in unequal sizes"
+    )
+    client_groups: list | None = _field(
+        None, "groups of each client, [[a], [b, c]]; null: the n_clients largest", when={"partitioner": ("natural",)}
+    )
+    dirichlet_alpha: float = _field(
+        0.3, "concentration: small makes clients differ", when={"partitioner": ("dirichlet",)}, gt=0, le=1e6
+    )
+    quantity_skew: float = _field(
+        1.0, "client j's training rows fall as 1 ∕ (j + 1)^skew", when={"partitioner": ("quantity",)}, ge=0, le=10
+    )
+    n_clients: int = _field(3, "number of clients", ge=1, le=10_000)
+    train_rows: int | float = _field(32, "training rows of each client (quantity: their mean), or a share below 1")
+    test_rows: int | float = _field(8, "test rows of each client, or a share below 1")
+    heldout_rows: int | float = _field(
+        32, "rows of each client that are never trained on: the control; or a share below 1"
+    )
+    partition_seed: int = _field(0, "seed of the synthetic corpus and of the deal", ge=0)
 
     @model_validator(mode="after")
-    def _path_given(self) -> Self:
+    def _source_given(self) -> Self:
         if self.corpus == "file" and not self.corpus_path:
-            raise ValueError("corpus_path: got nothing; with corpus = file it must name a JSON Lines file")
+            raise ValueError("corpus_path: got nothing; with corpus = file it must name a file or a folder of files")
+        if self.corpus == "hub" and not (self.hub_dataset and self.hub_columns.get("input")):
+            raise ValueError(
+                "hub_dataset: with corpus = hub, hub_dataset and hub_columns (input at least) must be given; a study "
+                "takes them from params/tasks/<task>.yaml"
+            )
+        for name in ("column_map", "hub_columns"):
+            for key, value in getattr(self, name).items():
+                if key not in SCHEMA or not (isinstance(value, str) or (value is None and key != "input")):
+                    raise ValueError(
+                        f"{name}: got {{{key!r}: {value!r}}}; allowed are texts for {', '.join(SCHEMA)}"
+                        + ", and null for all but input"
+                    )
+        try:
+            codecs.lookup(self.corpus_encoding)
+        except LookupError:
+            raise ValueError(
+                f"corpus_encoding: got {self.corpus_encoding!r}; allowed is an encoding that Python knows, such as "
+                "utf-8, cp1252 or utf-16"
+            ) from None
         return self
+
+    @model_validator(mode="after")
+    def _clients_possible(self) -> Self:
+        groups = self.client_groups
+        if groups is not None:
+            named = [name for client in groups for name in (client if isinstance(client, list) else [client])]
+            if not all(isinstance(name, str) for name in named) or [] in groups:
+                raise ValueError(f"client_groups: got {groups!r}; allowed is a list of names or of lists of names")
+            if len(set(named)) < len(named) or len(groups) != self.n_clients:
+                raise ValueError(
+                    f"client_groups: got {groups!r}; allowed is one entry for each of the n_clients = {self.n_clients} "
+                    "clients, and no group twice"
+                )
+        try:
+            re.compile(self.unit or "")
+        except re.error as error:
+            raise ValueError(f"unit: got {self.unit!r}; allowed is a regular expression ({error})") from None
+        return self
+
+    @model_validator(mode="after")
+    def _rows_possible(self) -> Self:
+        rows = self.split_rows
+        shares = any(isinstance(count, float) and count for count in rows.values())
+        for split, count in rows.items():
+            least = 0 if split != "train" else 1e-9 if shares else 1
+            if count < least or (shares and (count > 1 or (isinstance(count, int) and count))):
+                allowed_ = "a share, as the others are: > 0 and ≤ 1" if shares else f"a whole number ≥ {least}"
+                raise ValueError(f"{split}_rows: got {count!r}; allowed is {allowed_}")
+        if shares and sum(rows.values()) > 1 + 1e-9:
+            raise ValueError(
+                f"train_rows: got {' + '.join(map(str, rows.values()))} as shares of train, test and held-out; allowed is "
+                "a sum of at most 1"
+            )
+        if shares and self.corpus == "synthetic" and self.synthetic_rows is None:
+            raise ValueError(
+                "synthetic_rows: got nothing; where train_rows is a share it must say how many rows there are"
+            )
+        return self
+
+    @property
+    def split_rows(self) -> dict[str, int | float]:
+        """Rows of each client by split: all counts, or all shares."""
+        return {"train": self.train_rows, "test": self.test_rows, "heldout": self.heldout_rows}
+
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of each group of the synthetic corpus."""
+        if self.synthetic_rows is not None:
+            return self.synthetic_rows
+        return sum(self.split_rows.values()) * (1 if self.partitioner in ("natural", "iid") else 4)
 
     @property
     def slug(self) -> str:
@@ -137,14 +266,14 @@ class TrainConfig(StageConfig):
 
     model: str = _field("tiny-qwen2", "preset, hub id or folder of a causal language model", min_length=1)
     algorithm: Literal["fedavg", "fedprox", "central", "none"] = _field("fedavg", "how the clients' rows are learnt")
-    rounds: int = _field(20, "communication rounds", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
+    rounds: int = _field(10, "communication rounds", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
     local_epochs: int = _field(
         4, "passes over a client's rows per round", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1
     )
     learning_rate: float = _field(
         2e-3, "constant AdamW learning rate", when={"algorithm": ("fedavg", "fedprox", "central")}, gt=0, le=1
     )
-    batch_size: int = _field(8, "rows per gradient step", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
+    batch_size: int = _field(4, "rows per gradient step", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
     proximal_mu: float = _field(
         0.1, "μ of FedProx: (μ/2)·‖w − w_t‖² is added to the loss", when={"algorithm": ("fedprox",)}, ge=0
     )
@@ -218,8 +347,17 @@ class DetectConfig(StageConfig):
     parent: ClassVar[str] = "generate"
     shown: ClassVar[tuple[str, ...]] = ("retriever", "top_n", "min_match_chars", "paraphrase_model")
 
-    retriever: Literal["embedded"] = _field("embedded", "search engine; embedded: tantivy in this process")
+    retriever: Literal["embedded", "elasticsearch"] = _field(
+        "embedded", "search engine; embedded: tantivy in this process, elasticsearch: the server at FEDMEM_ES_URL"
+    )
     top_n: int = _field(10, "suffixes of each client that a continuation is compared with", ge=1, le=10_000)
+    max_query_terms: int = _field(
+        1024, "distinct words that a query keeps, the first ones; a server allows 1024 or more", ge=1, le=1024
+    )
+    shards: int = _field(
+        1, "parts of each Elasticsearch index; more than one changes the ranking",
+        when={"retriever": ("elasticsearch",)}, ge=1, le=1024,
+    )  # fmt: skip
     min_match_chars: int = _field(50, "shortest case and verbatim run of the detector, in characters", ge=1)
     paraphrase_model: str = _field(
         "none", "classifier of sentence pairs, hub id or folder; none: paraphrase candidates stay untyped", min_length=1
@@ -290,7 +428,7 @@ def check_together(configs: dict[str, StageConfig], origin: dict[str, str] | Non
         ("n_suffixes", n_suffixes, "train_rows"),
         ("n_suffixes", n_suffixes, "heldout_rows"),  # the control has as many suffixes as what was trained on
     ):
-        if wanted > getattr(partition, had):
+        if isinstance(getattr(partition, had), int) and wanted > getattr(partition, had):
             raise ConfigError(
                 f"{_where(name, origin)}{name}: got {wanted}; a client has only {had} = {getattr(partition, had)} "
                 f"rows to sample from: lower {name} or raise {had}"
@@ -318,7 +456,14 @@ def allowed(stage: str, name: str) -> str:
     if options and all(isinstance(option, str) for option in options):
         return " | ".join(options)
     kinds = [kind for kind in (options or (field.annotation,)) if kind is not type(None)]
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a mapping"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        dict: "a mapping",
+        list: "a list",
+    }
     text = " or ".join(words.get(kind, str(kind)) for kind in kinds)
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = [f"{signs[k]} {getattr(m, k)}" for m in field.metadata for k in signs if getattr(m, k, None) is not None]
