@@ -68,12 +68,12 @@ def _hash(value: Any) -> str:
 
 def outside_files(config: StageConfig) -> dict[str, Path]:
     """Files that the stage reads from outside results: {parameter: path}. A corpus that is not there is an error."""
-    if config.stage == "partition" and config.corpus == "file":
+    if config.stage == "partition" and config.corpus != "synthetic" and config.corpus_path:
         path = Path(config.corpus_path).expanduser()
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(
-                f"corpus_path: there is no file {config.corpus_path!r} (looked from {Path.cwd()}); "
-                "give the path of a JSON Lines file"
+                f"corpus_path: there is no file {config.corpus_path!r}, nor a folder (looked from {Path.cwd()}); "
+                "give the path of a JSON Lines, CSV or Parquet file, or of a folder of them"
             )
         return {"corpus_path": path}
     if config.stage == "train" and model_folder(config.model):

@@ -64,13 +64,14 @@ def test_byte_order_mark_and_long_fields(tmp_path):
         ("[" * 100_000, "not JSON"),
         ("[1, 2]", "holds a list, not an object"),
         ("null", "holds null, not an object"),
-        (line(id="b").replace('"group"', '"topic"'), "no key 'group'; found 'id', 'instruction', 'input', 'output'"),
+        (line(id="b").replace('"input"', '"text"'), "no column 'input' for 'input'; found 'id', 'instruction', 'text'"),
         (line(id="b", input=None), "'input' is null"),
         (line(id="b", input=" \n"), "'input' is empty"),
         (line(id="b", input=["Some text."]), "'input' is a list; expected a string"),
         (line(id="b", output=3), "'output' is a number; expected a string"),
         (line(id="b", group=True), "'group' is a boolean; expected a string"),
-        (line(id=7), "'id' is a number"),
+        (line(id=7.5), "'id' is a number"),
+        (line(id=True), "'id' is a boolean"),
         (line(id=""), "'id' is empty"),
         (line(), "id 'a' was used before, at "),
         (line(id="b")[:-1] + ', "input": "other"}', "key 'input' stands there more than once"),
@@ -105,7 +106,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_unknown_source():
-    with pytest.raises(CorpusError, match="allowed are 'synthetic' and 'file'"):
+    with pytest.raises(CorpusError, match="allowed are 'synthetic', 'file' and 'hub'"):
         load_corpus("sinthetic", "qa")
 
 
