@@ -1,19 +1,26 @@
-"""Which of a client's texts a continuation resembles: Lucene's tokens and Lucene's BM25 ranking, in this process.
+"""Which of a client's texts a continuation resembles: Lucene's tokens and Lucene's BM25 ranking.
 
 An index ranks the texts that it was built from and answers with their rows. It does not know what a prefix, a client
-or a match is; whoever calls it keeps one index for each client and membership. tantivy does the ranking. It adds
-single-precision numbers in an order that varies, so texts whose scores agree to a few parts in a million are put in
-order again here, with Lucene's own arithmetic: ties then go to the lowest row, as in Lucene.
+or a match is; whoever calls it asks an engine for one index for each client and membership. Tokens and query terms are
+made here for every engine. The embedded engine is tantivy in this process; `fedmem.elastic` is the other one, imported
+only when it is asked for. tantivy adds single-precision numbers in an order that varies, so texts whose scores agree to
+a few parts in a million are put in order again here, with Lucene's own arithmetic: ties then go to the lowest row, as
+in Lucene.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
+from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
 import regex
@@ -22,6 +29,9 @@ import tantivy
 K1 = 1.2
 B = 0.75
 MAX_TOKEN_CHARS = 255  # UTF-16 units, Lucene's default
+MAX_QUERY_TERMS = 1024  # the fewest clauses that an Elasticsearch 8 or 9 allows unless its owner lowered them
+
+Hits = list[tuple[int, float]]  # (row, score), best first
 
 _NEAR = 1e-5  # relative: far above single-precision noise, far below the usual distance of two texts
 _SPARE = 6  # hits fetched beyond top_n, so that a tie at the cut is seen
@@ -107,16 +117,75 @@ def stop_words() -> frozenset[str]:
     return frozenset(files("fedmem").joinpath("data", "stopwords_en.txt").read_text("utf-8").split())
 
 
-def query_terms(text: str, drop_stop_words: bool = False) -> dict[str, int]:
-    """Distinct tokens of a query in order of first occurrence, with the times each occurs.
+def query_terms(text: str, drop_stop_words: bool = False, max_terms: int | None = MAX_QUERY_TERMS) -> dict[str, int]:
+    """Distinct tokens of a query in order of first occurrence, with the times each occurs in the whole text.
 
-    Stop words are dropped after tokenising. This is the one place that turns a text into a query.
+    Stop words are dropped after tokenising. Of more than `max_terms` distinct tokens the first ones are kept; None
+    keeps all. This is the one place that turns a text into a query, so every engine asks for the same.
     """
     terms = Counter(tokens(text))
-    return {term: n for term, n in terms.items() if not (drop_stop_words and term in stop_words())}
+    kept = ((term, n) for term, n in terms.items() if not (drop_stop_words and term in stop_words()))
+    return dict(islice(kept, max_terms))
 
 
-class BM25Index:
+class Index(ABC):
+    """Texts that can be searched: what every engine's indices have in common."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of texts, those without a token included."""
+
+    @abstractmethod
+    def search_terms(self, queries: Iterable[Mapping[str, int]], top_n: int) -> list[Hits]:
+        """As `search`, for queries that `query_terms` has prepared: many indices, one tokenisation."""
+
+    def search(self, queries: Sequence[str], top_n: int, drop_stop_words: bool = False) -> list[Hits]:
+        """The `top_n` best rows for each query as (row, score), best first; equal scores by row.
+
+        Only texts that share a token with the query are hits (score > 0), so there may be fewer than `top_n`, and none
+        for an empty query, a query of stop words alone, or an index without texts. A query counts with its first 1,024
+        distinct tokens. Raises ValueError for `top_n` below 1 and TypeError for a query that is no string.
+        """
+        return self.search_terms([query_terms(query, drop_stop_words) for query in strings(queries, "queries")], top_n)
+
+
+class Engine(Protocol):
+    """What makes indices; `open_engine` returns one."""
+
+    def index(self, texts: Iterable[str], label: str = "texts") -> AbstractContextManager[Index]:
+        """An index of `texts` for as long as the context lasts; `label` names it where it can be seen from outside."""
+
+    def check(self) -> dict[str, Any]:
+        """Makes sure that the engine can work and says what it is; raises an error that says what to do."""
+
+
+class Embedded:
+    """The engine in this process."""
+
+    @contextmanager
+    def index(self, texts: Iterable[str], label: str = "texts") -> Iterator[Index]:
+        yield BM25Index.build(texts)
+
+    def check(self) -> dict[str, Any]:
+        return {"engine": "embedded", "tantivy": version("tantivy")}
+
+
+def open_engine(retriever: str, run: str = "none", shards: int = 1, max_query_terms: int = MAX_QUERY_TERMS) -> Engine:
+    """The engine called `retriever`: embedded, or elasticsearch, whose server the environment names.
+
+    run: tags what is made on a server, so that leftovers can be told apart. shards: of each index there.
+    Raises ValueError for another name, `fedmem.elastic.ElasticError` where the environment does not say enough.
+    """
+    if retriever == "embedded":
+        return Embedded()
+    if retriever == "elasticsearch":
+        from fedmem.elastic import Connection, Elastic
+
+        return Elastic(Connection.from_environment(), run, shards, max_query_terms)
+    raise ValueError(f"retriever: got {retriever!r}; allowed is embedded | elasticsearch")
+
+
+class BM25Index(Index):
     """Texts ranked by BM25 as Lucene computes it (k1 = 1.2, b = 0.75, idf = ln(1 + (N − n + 0.5) / (n + 0.5))).
 
     Text lengths are kept with four significant bits, as Lucene keeps them; texts without a token count nowhere.
@@ -137,7 +206,7 @@ class BM25Index:
     @classmethod
     def build(cls, texts: Iterable[str]) -> BM25Index:
         """Index `texts`; a hit's row is the position here. Raises TypeError for one string, or a text that is none."""
-        texts = [" ".join(tokens(text)) for text in _strings(texts, "texts")]
+        texts = [" ".join(tokens(text)) for text in strings(texts, "texts")]
         schema = tantivy.SchemaBuilder().add_integer_field("row", stored=False, fast=True)
         schema = schema.add_text_field("text", tokenizer_name="whitespace", index_option="freq").build()
         index = tantivy.Index(schema)
@@ -151,27 +220,14 @@ class BM25Index:
         return cls(texts, index)
 
     def __len__(self) -> int:
-        """Number of texts, those without a token included."""
         return len(self._texts)
 
-    def search(
-        self, queries: Sequence[str], top_n: int, drop_stop_words: bool = False
-    ) -> list[list[tuple[int, float]]]:
-        """The `top_n` best rows for each query as (row, score), best first; equal scores by row.
-
-        Only texts that share a token with the query are hits (score > 0), so there may be fewer than `top_n`, and none
-        for an empty query, a query of stop words alone, or an index without texts.
-        Raises ValueError for `top_n` below 1 and TypeError for a query that is no string.
-        """
-        return self.search_terms([query_terms(query, drop_stop_words) for query in _strings(queries, "queries")], top_n)
-
-    def search_terms(self, queries: Iterable[Mapping[str, int]], top_n: int) -> list[list[tuple[int, float]]]:
-        """As `search`, for queries that `query_terms` has prepared: many indices, one tokenisation."""
+    def search_terms(self, queries: Iterable[Mapping[str, int]], top_n: int) -> list[Hits]:
         if top_n < 1:
             raise ValueError(f"top_n = {top_n}: at least 1 hit must be asked for")
         return [self._best(terms, top_n) for terms in queries]
 
-    def _best(self, terms: Mapping[str, int], top_n: int) -> list[tuple[int, float]]:
+    def _best(self, terms: Mapping[str, int], top_n: int) -> Hits:
         if not terms or not self._n:
             return []
         hits = self._hits(terms, top_n)
@@ -180,7 +236,7 @@ class BM25Index:
             settled += self._settled(group, terms) if len(group) > 1 else group
         return sorted(settled, key=lambda hit: (-hit[1], hit[0]))[:top_n]
 
-    def _hits(self, terms: Mapping[str, int], top_n: int) -> list[tuple[int, float]]:
+    def _hits(self, terms: Mapping[str, int], top_n: int) -> Hits:
         """At least `top_n` hits where there are as many, and all those that tie with the last of them."""
         query = self._query(terms)
         limit = min(top_n, self._n) + _SPARE
@@ -191,7 +247,7 @@ class BM25Index:
                 return [(row, score / (K1 + 1)) for row, (score, _) in zip(rows, found, strict=True)]
             limit *= 2
 
-    def _settled(self, group: list[tuple[int, float]], terms: Mapping[str, int]) -> list[tuple[int, float]]:
+    def _settled(self, group: Hits, terms: Mapping[str, int]) -> Hits:
         texts = {self._texts[row] for row, _ in group}  # copies of a text are scored once
         scores = {text: self._score(text, terms) for text in texts}
         return [(row, scores[self._texts[row]]) for row, _ in group]
@@ -219,7 +275,7 @@ class BM25Index:
         return np.float32(math.log(1 + (self._n - n + 0.5) / (n + 0.5)))
 
 
-def _near_ties(hits: list[tuple[int, float]]) -> Iterable[list[tuple[int, float]]]:
+def _near_ties(hits: Hits) -> Iterable[Hits]:
     """`hits`, best first, in groups whose neighbours differ by less than noise could explain."""
     group = hits[:1]
     for hit in hits[1:]:
@@ -237,7 +293,7 @@ def _kept_length(length: int) -> int:
     return length if shift == 0 else 24 + (excess >> shift << shift)
 
 
-def _strings(values: Iterable[str], name: str) -> list[str]:
+def strings(values: Iterable[str], name: str) -> list[str]:
     if isinstance(values, str):
         raise TypeError(f"{name}: got one string; give a list of strings, [text] for a single one")
     values = list(values)

@@ -5,7 +5,7 @@ do both for a whole run. Importing this loads no model and no torch.
 """
 
 from fedmem.detect.alignment import Alignment, align
-from fedmem.detect.candidates import find_candidates
+from fedmem.detect.candidates import find_candidates, retrieval_record
 from fedmem.detect.paraphrase import type_candidates
 from fedmem.detect.settings import AlignmentSettings
 from fedmem.detect.splitting import DetectorError
@@ -18,5 +18,6 @@ __all__ = [
     "align",
     "find_candidates",
     "find_matches",
+    "retrieval_record",
     "type_candidates",
 ]

@@ -6,35 +6,72 @@ is handed in; knows nothing of the detector.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
-from fedmem.retrieval import BM25Index
+from fedmem.retrieval import MAX_QUERY_TERMS, Embedded, Engine, query_terms, strings, tokens
 
 CANDIDATE_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "rank", "bm25"]
 
 
 def find_candidates(
-    prefixes: pd.DataFrame, suffixes: pd.DataFrame, top_n: int = 10, index_class=BM25Index
+    prefixes: pd.DataFrame,
+    suffixes: pd.DataFrame,
+    top_n: int = 10,
+    engine: Engine | None = None,
+    max_query_terms: int = MAX_QUERY_TERMS,
+    progress: bool = False,
 ) -> pd.DataFrame:
     """The `top_n` suffixes of each client that rank highest for each continuation, held-out suffixes apart.
 
     prefixes: prefix_id, client, continuation. suffixes: suffix_id, client, member, suffix.
-    index_class: what ranks, with `build(texts)` and `search(queries, top_n, drop_stop_words)`; one index is built for
-    each (client, member), so controls displace nothing. Stop words are dropped from queries, as in the study.
+    engine: what ranks, as `fedmem.retrieval.open_engine` gives it (default: the embedded one). One index lives at a
+    time, for one (client, member). Stop words are dropped from queries, as in the study, and of what is left the first
+    `max_query_terms` distinct words are kept: `retrieval_record` says where that made a difference.
     Returns CANDIDATE_COLUMNS, rank from 1, ordered by prefix, suffix client, members first, rank. A continuation
     that finds nothing has no row.
     """
     check_columns(prefixes, ["prefix_id", "client", "continuation"], "prefixes")
     check_columns(suffixes, ["suffix_id", "client", "member", "suffix"], "suffixes")
-    queries = prefixes["continuation"].tolist()
+    engine = engine or Embedded()
+    queries = [query_terms(text, True, max_query_terms) for text in strings(prefixes["continuation"], "continuations")]
     parts = [_empty_candidates()]
-    for (client, member), group in suffixes.groupby(["client", "member"], sort=True):
-        hits = index_class.build(group["suffix"].tolist()).search(queries, top_n, drop_stop_words=True)
+    groups = suffixes.groupby(["client", "member"], sort=True)
+    for (client, member), group in tqdm(groups, unit="indices", disable=not progress, mininterval=1):
+        with engine.index(group["suffix"], f"{client}-{'member' if member else 'heldout'}") as index:
+            hits = index.search_terms(queries, top_n)
         parts.append(_candidates_of(prefixes, group, hits).assign(suffix_client=client, member=bool(member)))
     found = pd.concat(parts, ignore_index=True)
     order = np.lexsort((found["rank"], ~found["member"], found["suffix_client"], found.pop("prefix_row")))
     return found.iloc[order].reset_index(drop=True)[CANDIDATE_COLUMNS]
+
+
+def retrieval_record(
+    prefixes: pd.DataFrame, suffixes: pd.DataFrame, max_query_terms: int = MAX_QUERY_TERMS
+) -> dict[str, Any]:
+    """What was left out before any engine was asked, and so why there may be no candidate; the same for every engine.
+
+    Returns queries (number), without_words (prefix_ids whose continuation has no word but stop words), cut ({prefix_id:
+    distinct words} of queries longer than max_query_terms), and for each index texts and those without_words.
+    """
+    counts = pd.Series(
+        [len(query_terms(text, True, max_terms=None)) for text in prefixes["continuation"]], prefixes["prefix_id"]
+    )
+    blank = suffixes.assign(blank=[not tokens(text) for text in suffixes["suffix"]])
+    groups = blank.groupby(["client", "member"])["blank"].agg(["size", "sum"])
+    return {
+        "queries": len(counts),
+        "max_query_terms": max_query_terms,
+        "without_words": counts.index[counts == 0].tolist(),
+        "cut": counts[counts > max_query_terms].to_dict(),
+        "indices": [
+            {"client": client, "member": bool(member), "texts": texts, "without_words": empty}
+            for (client, member), (texts, empty) in zip(groups.index.tolist(), groups.to_numpy().tolist(), strict=True)
+        ],
+    }
 
 
 def _candidates_of(prefixes: pd.DataFrame, group: pd.DataFrame, hits: list[list[tuple[int, float]]]) -> pd.DataFrame:

@@ -1,0 +1,249 @@
+"""One Elasticsearch server: where it is, who asks, how long to wait for it, and whether it will do.
+
+Address and credentials come from the environment alone; no message, representation or log of this module has a secret
+in it, and none quotes what was sent, which is private text. TLS certificates are always verified. What may pass by
+itself is tried again a bounded number of times; what remains is an error that names the server and says how to go on.
+Knows nothing of indices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import elasticsearch
+from elasticsearch import (
+    ApiError,
+    ConnectionError,
+    ConnectionTimeout,
+    Elasticsearch,
+    NotFoundError,
+    SSLError,
+    TransportError,
+    UnsupportedProductError,
+)
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+SERVERS = {8: (8, 9), 9: (9,)}  # the client's major: the servers' that it can talk to
+CLAUSE_LIMIT = "indices.query.bool.max_clause_count"
+PASSING = frozenset({429, 502, 503, 504})  # statuses that may be others a moment later
+PRIVILEGES = (
+    "cluster privilege monitor; on indices fedmem-*: create_index, index, read, view_index_metadata, maintenance, "
+    "delete_index, manage (for the alias)"
+)
+
+
+class ElasticError(RuntimeError):
+    """The server is not there, not the right one, or did not do what it was asked; the message says what to do."""
+
+
+class Vanished(ElasticError):
+    """The server knows no such index."""
+
+
+class Busy(Exception):
+    """Part of an answer says that the server could not do it now; for `Server.request` alone."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class Patience(NamedTuple):
+    """How long to wait: seconds for one answer, attempts, and the pause between them, which doubles."""
+
+    answer_s: float = 60.0
+    attempts: int = 7
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 30.0  # 1 + 2 + 4 + 8 + 16 + 30: a minute, enough for a node to restart
+
+    def less(self) -> Patience:
+        """For what is not worth a minute: at most three attempts."""
+        return self._replace(attempts=min(3, self.attempts))
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the server is and who asks. url: http or https, host, port (else the scheme's own), path; no credentials.
+
+    user and password, or api_key, or nobody; ca: file of certificates to trust instead of the usual authorities;
+    fingerprint: SHA-256 of the server's own certificate, in hexadecimal. Raises ElasticError for what is at odds.
+    """
+
+    url: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    fingerprint: str | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Connection:
+        """From FEDMEM_ES_URL, _USER and _PASSWORD or _API_KEY, _CA, _FINGERPRINT; empty ones count as not set."""
+        values = {name: environment.get(f"FEDMEM_ES_{name.upper()}") or None for name in cls.__dataclass_fields__}
+        if values["url"] is None:
+            raise ElasticError("FEDMEM_ES_URL is not set; give the server's address, such as https://localhost:9200")
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        try:
+            parts, port = urlsplit(self.url), urlsplit(self.url).port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        if "@" in self.url or parts.query or parts.fragment:  # not quoted: it may hold a secret
+            raise ElasticError(
+                "FEDMEM_ES_URL holds more than an address; put credentials into FEDMEM_ES_USER and FEDMEM_ES_PASSWORD, "
+                "or FEDMEM_ES_API_KEY"
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ElasticError(f"FEDMEM_ES_URL: got {self.url!r}; allowed is http(s)://HOST:PORT")
+        if (self.user is None) != (self.password is None) or (self.user and self.api_key):
+            raise ElasticError("allowed are FEDMEM_ES_USER with FEDMEM_ES_PASSWORD, or FEDMEM_ES_API_KEY, or neither")
+        if (self.user or self.api_key) and parts.scheme == "http" and not _is_here(parts.hostname):
+            raise ElasticError(f"credentials would go to {parts.hostname} in the clear; use https in FEDMEM_ES_URL")
+        if self.ca and not Path(self.ca).is_file():
+            raise ElasticError(f"FEDMEM_ES_CA: there is no file {self.ca!r}")
+        if parts.scheme == "http" and (self.ca or self.fingerprint):
+            raise ElasticError("FEDMEM_ES_CA and FEDMEM_ES_FINGERPRINT need https in FEDMEM_ES_URL")
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        port = port or (443 if parts.scheme == "https" else 80)
+        object.__setattr__(self, "url", f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}")
+
+    def client(self, answer_s: float) -> Elasticsearch:
+        """The official client; it repeats nothing by itself, having no pause between attempts."""
+        options: dict[str, Any] = {"request_timeout": answer_s, "max_retries": 0}
+        options |= {"basic_auth": (self.user, self.password)} if self.user else {}
+        options |= {"api_key": self.api_key} if self.api_key else {}
+        options |= {"ca_certs": self.ca} if self.ca else {}
+        options |= {"ssl_assert_fingerprint": self.fingerprint} if self.fingerprint else {}
+        return Elasticsearch(self.url, **options)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Server:
+    """The server behind a connection. Nothing is sent before the first request."""
+
+    def __init__(self, connection: Connection, patience: Patience = Patience()) -> None:  # noqa: B008 - immutable
+        self.url, self.patience = connection.url, patience
+        self.client = connection.client(patience.answer_s)
+
+    def check(self, max_query_terms: int) -> dict[str, Any]:
+        """Preflight: product, majors, health, clause limit. Returns versions and health; raises ElasticError."""
+        doing, client = "asking who it is", elasticsearch.__version__[0]
+        answer = self.request(doing, self.client.info, self.patience.less())
+        try:
+            number = answer["version"]["number"]
+            major = int(number.split(".")[0])
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise self.error(doing, "it does not say its version", "check FEDMEM_ES_URL") from None
+        if major not in SERVERS.get(client, ()):
+            raise self.error(
+                doing, f"it is version {number}, the installed client {_client_version()}", _install(major)
+            )
+        health = self.request("asking for its health", self.client.cluster.health)["status"]
+        if health == "red":
+            raise self.error("asking for its health", "its status is red", "repair the cluster or wait, then run again")
+        self._check_clauses(max_query_terms)
+        return {"engine": "elasticsearch", "server": number, "client": _client_version(), "health": health}
+
+    def _check_clauses(self, wanted: int) -> None:
+        """The limit is known where a node's owner has set it; the server's own is 1,024 or more."""
+        doing, call = f"asking for its {CLAUSE_LIMIT}", self.client.nodes.info
+        nodes = self.request(doing, call, metric="settings", flat_settings=True)["nodes"]
+        for limit in (node.get("settings", {}).get(CLAUSE_LIMIT) for node in nodes.values()):
+            if limit is not None and int(limit) < wanted:
+                advice = f"set max_query_terms to {limit} or less, or raise the server's setting"
+                raise self.error(doing, f"it is {limit}, max_query_terms {wanted}", advice)
+
+    def request(
+        self, doing: str, call: Callable[..., Any], patience: Patience | None = None, /, **arguments: Any
+    ) -> Any:
+        """What `call` returns, tried again while what hinders it may pass; then Vanished or another ElasticError."""
+        patience = patience or self.patience
+        again = Retrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_attempt(patience.attempts),
+            wait=wait_exponential(patience.first_pause_s, patience.longest_pause_s, min=patience.first_pause_s),
+            reraise=True,
+        )
+        try:
+            return again(call, **arguments)
+        except NotFoundError as error:
+            raise self.error(
+                doing, f"not found ({error.message})", "check the name and FEDMEM_ES_URL", Vanished
+            ) from None
+        except (ApiError, TransportError, Busy) as error:
+            raise self.error(doing, *self._explained(error, patience)) from None
+
+    def error(self, doing: str, problem: str, advice: str, kind: type[ElasticError] = ElasticError) -> ElasticError:
+        return kind(f"Elasticsearch at {self.url}, {doing}: {problem}; {advice}")
+
+    def _explained(self, error: Exception, patience: Patience) -> tuple[str, str]:
+        """What happened and what to do, in words that quote nothing but statuses and kinds of error."""
+        tries, again = f"in {patience.attempts} attempts", "run the stage again once it is up: it starts its index anew"
+        status = error.status if isinstance(error, Busy) else error.meta.status if isinstance(error, ApiError) else None
+        if isinstance(error, UnsupportedProductError):
+            return (
+                "no header X-Elastic-Product, so it is not Elasticsearch",
+                "check FEDMEM_ES_URL; forks are not supported",
+            )
+        if isinstance(error, ConnectionTimeout):
+            return f"no answer within {patience.answer_s:g} s {tries}", again
+        if isinstance(error, SSLError):
+            advice = "name its authority in FEDMEM_ES_CA or its certificate in FEDMEM_ES_FINGERPRINT"
+            return "its certificate is not trusted", advice + "; verification is never switched off"
+        if isinstance(error, ConnectionError):
+            return f"no connection, or one cut short, {tries}", f"is it running at this address? If so, {again}"
+        if status in PASSING:
+            return f"status {status} {tries}", again
+        if status == 401:
+            return "it refuses the credentials", "check FEDMEM_ES_USER and FEDMEM_ES_PASSWORD, or FEDMEM_ES_API_KEY"
+        if status == 403:
+            return "the user may not do that", f"needed are {PRIVILEGES}"
+        kinds = error_kinds(error.body) if isinstance(error, ApiError) else [type(error).__name__]
+        if "media_type_header_exception" in kinds:
+            return f"it does not understand the client, {_client_version()}", _install(elasticsearch.__version__[0] - 1)
+        return f"status {status}, {', '.join(kinds) or 'no reason given'}", "its log says more"
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, ApiError):
+        return error.meta.status in PASSING and not isinstance(error, UnsupportedProductError)
+    return isinstance(error, ConnectionTimeout | ConnectionError | Busy) and not isinstance(error, SSLError)
+
+
+def error_kinds(body: Any) -> list[str]:
+    """The kinds of error in an answer, outermost first. Its reasons are left alone: they quote what was sent."""
+    if isinstance(body, list):
+        return list(dict.fromkeys(kind for part in body for kind in error_kinds(part)))
+    if not isinstance(body, dict):
+        return []
+    own = [body["type"]] if isinstance(body.get("type"), str) else []
+    inner = [
+        kind
+        for name in ("error", "root_cause", "caused_by", "failed_shards", "reason")
+        for kind in error_kinds(body.get(name))
+    ]
+    return list(dict.fromkeys(own + inner))
+
+
+def _client_version() -> str:
+    return ".".join(map(str, elasticsearch.__version__))
+
+
+def _install(server: int) -> str:
+    clients = [client for client, servers in SERVERS.items() if server in servers]
+    if not clients:
+        return f"fedmem works with servers {' and '.join(map(str, SERVERS))}"
+    return f'install a client for it: pip install "elasticsearch>={clients[0]}.15,<{clients[0] + 1}"'
