@@ -54,9 +54,26 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--keep-stale", action="store_true", help="take stages made by other code as they are")
     text = "print every parameter: default, what is allowed, meaning"
     commands.add_parser("parameters", help=text, description=text).set_defaults(command=show_parameters)
+    _add_elasticsearch(commands)
     commands.choices["run"].add_argument("--cores", type=int, default=os.cpu_count() or 1, help="stages at once")
     commands.choices["run"].add_argument("snakemake", nargs="*", help="after --: arguments for Snakemake")
     return parser
+
+
+def _add_elasticsearch(commands) -> None:
+    text = "look after the Elasticsearch server at FEDMEM_ES_URL"
+    actions = commands.add_parser("elasticsearch", help=text, description=text).add_subparsers(
+        required=True, metavar="ACTION"
+    )
+    about = {
+        "check": "say whether the server will do, and what to change where it will not",
+        "leftovers": "list the indices that fedmem made there and that are still there",
+        "remove": "delete leftovers, each by its exact name",
+    }
+    for action, text in about.items():
+        sub = actions.add_parser(action, help=text, description=text)
+        sub.set_defaults(command=look_after_server, action=action, names=[])
+    actions.choices["remove"].add_argument("names", nargs="+", metavar="NAME")
 
 
 def _load(options: argparse.Namespace) -> study.Plan:
@@ -221,6 +238,35 @@ def show_parameters(options: argparse.Namespace) -> int:
     """Prints the table of all parameters, in Markdown."""
     print(markdown_table())
     return 0
+
+
+# --- elasticsearch --------------------------------------------------------------------------------------------------
+
+
+def look_after_server(options: argparse.Namespace) -> int:
+    """Prints what the server is and its leftovers, or removes some by name; 1 where server or name will not do."""
+    from fedmem import elastic
+
+    try:
+        server = elastic.Elastic(elastic.Connection.from_environment())
+        print(*(f"{name}: {value}" for name, value in server.check().items()), sep="\n")
+        if options.action == "leftovers":
+            _print_leftovers(server.leftovers())
+        for name in options.names:
+            server.remove(name)
+            print(f"removed {name}")
+    except elastic.ElasticError as error:
+        print(f"fedmem: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _print_leftovers(found: list[dict]) -> None:
+    states = {True: "in use", False: "left behind", None: "made on another host, may be in use"}
+    for one in found:
+        print(f"{one['name']}  run {one['run'][:8]}, {one['host']} process {one['pid']}, {one['created']}: ", end="")
+        print(states[one["in_use"]])
+    print("no index of fedmem's is there" if not found else "remove one: fedmem elasticsearch remove NAME")
 
 
 if __name__ == "__main__":
