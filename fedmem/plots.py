@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedmem.figures import COLOURS, CONTROL, COUNTINGS, MEMBER, UNDEFINED, canvas, caption, counting_words, save, styled
 
-__all__ = ["aggregates", "caption", "groups", "learning_curves", "matrix", "save", "sizes"]
+__all__ = ["aggregates", "between_clients", "caption", "groups", "learning_curves", "matrix", "save", "sizes"]
 
 INTERVAL_CLIENTS = 8  # beyond it a cell of the matrix is too narrow for its interval
 READABLE_CLIENTS = 12  # beyond it cells carry no numbers, lines no names, and not every client its label
@@ -103,7 +103,7 @@ def learning_curves(curves: pd.DataFrame) -> Figure:
         curves = curves[curves["metric"] != "penalty"]
     measures = [name for name in CURVES if (curves["metric"] == name).any()]
     measures += sorted(set(curves["metric"]) - set(measures))
-    columns = len(measures) if len(measures) <= 3 else 2
+    columns = min(len(measures), 2)
     lines = -(-len(measures) // columns)
     figure = canvas(3.4 * columns + 1.2, 2.6 * lines)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
@@ -156,6 +156,23 @@ def groups(groups: pd.DataFrame) -> Figure:
     _heatmap(axis, shares, labels, 100.0, "client", "group")
     axis.set_yticks(np.arange(n_groups) + 0.5, [str(name) for name in shares.index], rotation=0)
     _scale(figure, [axis], "share of the client's rows (%)", undefined=False)
+    return figure
+
+
+@styled
+def between_clients(table: pd.DataFrame, value: str, words: str, percent: bool = False) -> Figure:
+    """What each pair of clients has in common, a cell a pair.
+
+    table: client, other, and a column `value` of 0 to 1, which `words` explain; drawn in percent on request.
+    """
+    grid = table.pivot(index="client", columns="other", values=value) * (100 if percent else 1)
+    side = float(np.clip(0.75 * len(grid), 2.2, 5.5))
+    figure = canvas(side + 1.9, side + 0.6)
+    axis = figure.subplots()
+    labels = grid.map(_percent if percent else "{:.2f}".format).to_numpy()
+    top = max(1.0, np.nanmax(grid, initial=0)) if percent else float(np.nanmax(grid, initial=0)) or 1.0
+    _heatmap(axis, grid, labels, top, "other client", "client")
+    _scale(figure, [axis], words, undefined=grid.isna().any(axis=None))
     return figure
 
 
