@@ -191,7 +191,7 @@ class Server:
 
     def _explained(self, error: Exception, patience: Patience) -> tuple[str, str]:
         """What happened and what to do, in words that quote nothing but statuses and kinds of error."""
-        tries, again = f"in {patience.attempts} attempts", "run the stage again once it is up: it starts its index anew"
+        tries, again = f"in {patience.attempts} attempts", "run the stage again: it builds its indices anew"
         status = error.status if isinstance(error, Busy) else error.meta.status if isinstance(error, ApiError) else None
         if isinstance(error, UnsupportedProductError):
             return (
@@ -204,7 +204,7 @@ class Server:
             advice = "name its authority in FEDMEM_ES_CA or its certificate in FEDMEM_ES_FINGERPRINT"
             return "its certificate is not trusted", advice + "; verification is never switched off"
         if isinstance(error, ConnectionError):
-            return f"no connection, or one cut short, {tries}", f"is it running at this address? If so, {again}"
+            return f"no connection, or one cut short, {tries}", f"start it or check FEDMEM_ES_URL, then {again}"
         if status in PASSING:
             return f"status {status} {tries}", again
         if status == 401:
