@@ -37,9 +37,9 @@ class TrainConfig(StageConfig):
 
     model: str = _field("tiny-qwen2", "preset, hub id or folder of a causal language model", min_length=1)
     algorithm: Literal["fedavg", "fedprox", "central", "none"] = _field("fedavg", "how the clients' rows are learnt")
-    rounds: int = _field(10, "communication rounds", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
+    rounds: int = _field(12, "communication rounds", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
     local_epochs: int = _field(
-        4, "passes over a client's rows per round", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1
+        2, "passes over a client's rows per round", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1
     )
     learning_rate: float = _field(
         2e-3, "constant AdamW learning rate", when={"algorithm": ("fedavg", "fedprox", "central")}, gt=0, le=1
