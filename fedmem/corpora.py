@@ -29,7 +29,7 @@ def load_corpus(
     repeated_sentences: float = 0.0,
     column_map: Mapping[str, str | None] | None = None,
     encoding: str = "utf-8",
-    hub: HubSource | None = None,
+    hub: Mapping[str, object] | None = None,
 ) -> pd.DataFrame:
     """Return a corpus as a frame of the columns of SCHEMA, all strings, in the order of the source.
 
@@ -39,7 +39,8 @@ def load_corpus(
     - file: JSON Lines, CSV, TSV or Parquet at `path`, or a folder of such files, one a client: then a row's group is
       its file's name, which also precedes its id. `column_map` ({key of SCHEMA: the file's column, or None}) names
       columns that are called otherwise; `encoding` is that of text files (a byte order mark of UTF-8 is accepted);
-    - hub: the data set `hub`, or files at `path` in its layout; `column_map` is a table as `parsed_columns` explains.
+    - hub: the data set `hub` (the fields of `fedmem.hub.HubSource`), or files at `path` in its layout; `column_map` is
+      a table as `parsed_columns` explains, `seed` draws `hub["rows"]` rows.
       Rows whose input is empty are left out and listed in the frame's attrs["empty"].
 
     Texts stay as they are, white space and line breaks included. A null instruction, output or group becomes an empty
@@ -58,8 +59,9 @@ def load_corpus(
         if hub is None:
             raise CorpusError("corpus 'hub' needs hub_dataset and hub_columns; params/tasks/*.yaml have them")
         columns, empty = parsed_columns(column_map or {}), []
-        rows = mapped(hub_sets.records(hub, columns, path and str(path), seed), columns, "hub_columns")
-        frame = _gate(_not_empty(rows, empty), columns, source=str(path or hub))
+        source = HubSource(**hub)
+        rows = mapped(hub_sets.records(source, columns, path and str(path), seed), columns, "hub_columns")
+        frame = _gate(_not_empty(rows, empty), columns, source=str(path or source))
         frame.attrs["empty"] = empty
         return frame
     raise CorpusError(f"corpus {corpus!r}: allowed are 'synthetic', 'file' and 'hub'")

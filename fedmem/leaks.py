@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedmem.detect.explain import masked, side_by_side
 
-TEXT_COLUMNS = ("instruction", "input", "output", "prefix", "suffix", "continuation")
+TEXT_COLUMNS = ("instruction", "input", "output", "prefix", "suffix", "continuation", "words")
 
 
 def may_show(corpus: str) -> bool:

@@ -1,53 +1,118 @@
 """Rows to clients: who holds which text, and which texts nobody trains on.
 
-Every client gets exactly the rows that were asked for, split into train, test and held-out, and no row is given twice.
-This module knows rows, groups and clients; it does not know where the corpus came from, what training is, nor tokens.
-Source of the set-up: Udsa et al. 2026, section 3 (three clients, non-IID, equal sizes); held-out rows are our control.
+First every row gets its client (`assign`), then each client's rows are split into train, test and held-out (`split`);
+between the two, duplicates can be dropped. No row is given twice, and rows that belong together (a unit) never straddle
+two splits or two clients. This module knows rows, groups and clients; it does not know where the corpus came from, what
+training is, nor tokens. Source of the set-up: Udsa et al. 2026, section 3 (three clients, non-IID, equal sizes); the
+held-out rows are our control.
 """
+
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-__all__ = ["SPLITS", "PartitionError", "check", "deal", "groups", "sizes"]
+from fedmem import partitioners
+from fedmem.partitioners import NOBODY, PartitionError
+
+__all__ = ["SPLITS", "PartitionError", "assign", "check", "distances", "groups", "lengths", "quotas", "sizes", "split"]
 
 SPLITS = ("train", "test", "heldout")
+DEALT = ("heldout", "test", "train")  # so that these rows stay what they are when train_rows grows
 COLUMNS = ["row_id", "client", "split", "group", "instruction", "input", "output"]
+PARTITIONERS = ("iid", "natural", "dirichlet", "topic", "quantity")
 
 
-class PartitionError(ValueError):
-    """A deal that cannot be made, or rows that are none; the message says which client lacks what, and what to do."""
+def quotas(split_rows: Mapping[str, float], n_clients: int, skew: float = 0.0) -> pd.DataFrame:
+    """Return what each client shall have: a line a client, with train, test, heldout and `weight`.
+
+    split_rows: rows of a client by split, all counts (int) or all shares of its rows (float, 0 to 1). `weight` is the
+    client's part of all rows, 1 ∕ (j + 1)^skew over their sum. Counts of training rows follow the weights, `train`
+    being their mean; test and held-out rows are the same for all. Raises PartitionError when a client would train on
+    nothing.
+    """
+    weight = (1 + np.arange(n_clients)) ** -float(skew)
+    weight /= weight.sum()
+    table = pd.DataFrame({name: [split_rows[name]] * n_clients for name in SPLITS}).assign(weight=weight)
+    if _counted(table):
+        total = split_rows["train"] * n_clients
+        table["train"] = np.diff(np.round(np.concatenate([[0], weight.cumsum()]) * total)).astype(int)
+    if n_clients < 1 or not (table["train"] > 0).all() or (table[list(SPLITS)] < 0).any(axis=None):
+        poorest = table["train"].min() if n_clients > 0 else 0
+        raise PartitionError(
+            f"{n_clients} clients, rows {dict(split_rows)}, skew {skew:g}: a client needs at least one training row "
+            "and no number may be negative; "
+            f"the poorest has {poorest}: raise train_rows or lower n_clients, quantity_skew"
+        )
+    return table
 
 
-def deal(
+def assign(
     corpus: pd.DataFrame,
     partitioner: str,
-    n_clients: int,
-    train_rows: int,
-    test_rows: int,
-    heldout_rows: int,
+    quotas: pd.DataFrame,
     seed: int,
+    *,
+    unit: str | None = None,
+    client_groups: Sequence | None = None,
+    dirichlet_alpha: float = 0.3,
 ) -> pd.DataFrame:
-    """Return the table `rows`: the corpus's rows that each of `n_clients` clients holds, and in which split.
+    """Return the rows that clients may draw from: the corpus's columns, `unit` and `client`, in the order of the deal.
 
-    `corpus` has the columns of `fedmem.corpora.SCHEMA`. `partitioner` is iid (rows dealt like cards from one shuffled
-    pack) or natural (client j holds rows of the j-th largest group alone; equal sizes are told apart by name). Each
-    client gets exactly `train_rows` (≥ 1), `test_rows` and `heldout_rows` (≥ 0) rows; others are left over. The result
-    depends on the seed and on which rows there are, not on their order; a client's held-out and test rows stay what
-    they are when `train_rows` grows.
+    `corpus` has the columns of `fedmem.columns.SCHEMA`, `quotas` a line a client. `partitioner`:
+    - iid: units at random, in equal numbers;
+    - natural: client j holds `client_groups[j]` (a group or a list of groups) alone, or the j-th largest group;
+    - dirichlet: each group is divided among the clients by Dir(dirichlet_alpha), until each has what its quotas ask;
+    - topic: clusters of like texts, one a client, of equal numbers of rows;
+    - quantity: at random, in the sizes that the quotas ask for.
+    `unit`: regular expression; rows whose ids it matches alike (its first group, if it has one) stay together. The
+    result depends on the seed and on which rows there are, not on their order. Raises PartitionError.
+    """
+    n_clients = len(quotas)
+    pack = corpus.sort_values("id", kind="stable", ignore_index=True)
+    pack["unit"] = _unit_names(pack["id"], unit)
+    units = pack.groupby("unit", sort=True).agg(rows=("id", "size"), group=("group", "first")).reset_index()
+    if len(units) < n_clients:
+        what = "rows" if unit is None else f"units of {len(pack)} rows"
+        raise PartitionError(f"{n_clients} clients, but the corpus has only {len(units)} {what}: lower n_clients")
+    needs = _needs(quotas, units["rows"].max())
+    if partitioner == "iid":
+        clients = partitioners.iid(units, n_clients, seed)
+    elif partitioner == "natural":
+        clients = partitioners.natural(units, n_clients, client_groups)
+    elif partitioner == "dirichlet":
+        clients = partitioners.dirichlet(units, n_clients, dirichlet_alpha, needs, seed)
+    elif partitioner == "topic":
+        texts = pack.groupby("unit", sort=True)["input"].agg(" ".join)
+        clients = partitioners.topic(units.assign(text=texts.to_numpy()), n_clients, seed)
+    elif partitioner == "quantity":
+        targets = needs if _counted(quotas) else quotas["weight"] * len(pack)
+        clients = partitioners.quantity(units, targets, seed)
+    else:
+        raise PartitionError(f"partitioner {partitioner!r}: allowed are {', '.join(PARTITIONERS)}")
+    return _ordered(pack, units["unit"].to_numpy(), clients, n_clients, seed)
+
+
+def split(hands: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
+    """Return the table `rows`: every client's first rows are held out, the next are for testing, the next for training.
+
+    `hands`: the table of `assign`, or what is left of it. With counts each client gets exactly those rows, and others
+    are left over: where a split ends inside a unit, the unit's further rows are. With shares a split ends with its
+    unit, and no row is left over if the shares' sum is 1.
 
     Columns: row_id, client (0 … n_clients − 1), split (train, test, heldout), group, instruction, input, output; sorted
-    by client, then split. Raises PartitionError when the corpus has too few groups, or a client too few rows.
+    by client, then split. Raises PartitionError when a client has too few rows.
     """
-    counts = {"train": train_rows, "test": test_rows, "heldout": heldout_rows}
-    if n_clients < 1 or train_rows < 1 or min(counts.values()) < 0:
-        raise PartitionError(
-            f"n_clients = {n_clients}, train_rows = {train_rows}, test_rows = {test_rows}, heldout_rows = "
-            f"{heldout_rows}: a client needs at least one training row, and no number may be negative"
-        )
-    pack = corpus.sort_values("id", kind="stable", ignore_index=True)
-    hands = _hands(pack, partitioner, n_clients, seed)
-    _enough(hands, counts, pack, partitioner)
-    return pd.concat([_split(hand, client, counts) for client, hand in enumerate(hands)], ignore_index=True)
+    parts = []
+    for client, quota in enumerate(quotas.to_dict("records")):
+        hand = hands[hands["client"] == client]
+        wanted = {name: quota[name] for name in SPLITS}
+        places = _counts(hand, wanted) if _counted(quotas) else _shares(hand, wanted)
+        if places is None:
+            raise PartitionError(_too_few(hands, quotas, client, wanted))
+        parts += [hand.iloc[slice(*places[name])].assign(split=name) for name in SPLITS]
+    return pd.concat(parts).rename(columns={"id": "row_id"})[COLUMNS].reset_index(drop=True)
 
 
 def sizes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -57,25 +122,63 @@ def sizes(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().astype({"split": "str"})
 
 
+def lengths(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how long each client's inputs are, in characters.
+
+    Columns: client, shortest, quarter, median, three_quarters, longest.
+    """
+    chars = rows["input"].str.len().groupby(rows["client"])
+    names = ["shortest", "quarter", "median", "three_quarters", "longest"]
+    table = chars.quantile([0, 0.25, 0.5, 0.75, 1]).unstack()
+    return table.set_axis(names, axis=1).reset_index()
+
+
 def groups(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how many of each client's rows are of which group: client, group, rows, share (of the client's rows)."""
     table = rows.groupby(["client", "group"]).size().rename("rows").reset_index()
     return table.assign(share=table["rows"] / table.groupby("client")["rows"].transform("sum"))
 
 
-def check(rows: pd.DataFrame) -> None:
+def distances(rows: pd.DataFrame, max_words: int = 20_000) -> pd.DataFrame:
+    """Return how differently clients write: the Jensen–Shannon distance of the words of their inputs, pair by pair.
+
+    Columns: client, other, distance (0: the same words as often, 1: no word in common; base 2), by_chance (the same
+    when the same rows are dealt at random in the same numbers: what a distance of equal clients looks like). Counted
+    are the `max_words` most frequent words (Lin 1991; the distance is the divergence's square root).
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    counts = CountVectorizer(max_features=max_words, token_pattern=r"\w+").fit_transform(rows["input"])
+    client = rows["client"].to_numpy()
+    measured = _word_distances(counts, client)
+    chance = _word_distances(counts, np.random.default_rng(0).permutation(client))
+    j, k = np.indices(measured.shape)
+    values = {"distance": measured.ravel(), "by_chance": chance.ravel()}
+    return pd.DataFrame({"client": j.ravel(), "other": k.ravel(), **values})
+
+
+def _word_distances(counts, client: np.ndarray) -> np.ndarray:
+    from scipy.spatial.distance import jensenshannon
+
+    n_clients = client.max() + 1
+    words = np.stack([np.asarray(counts[client == one].sum(axis=0)).ravel() for one in range(n_clients)])
+    table = np.zeros((n_clients, n_clients))
+    for one in range(n_clients):
+        for other in range(one):
+            table[one, other] = table[other, one] = jensenshannon(words[one], words[other], base=2)
+    return table
+
+
+def check(rows: pd.DataFrame, unit: str | None = None) -> None:
     """Raise PartitionError unless rows are a partition.
 
     That is: the columns are there, no row_id stands twice, splits are known ones, clients are numbered from 0 without a
-    gap, each has training rows, and no input is empty.
+    gap, each has training rows, no input is empty, and no unit (see `assign`) is in two splits or with two clients.
     """
     missing = [name for name in COLUMNS if name not in rows]
     if missing:
         raise PartitionError(f"rows lack the column {missing[0]!r}; expected {', '.join(COLUMNS)}")
-    twice = rows[rows["row_id"].duplicated(keep=False)].sort_values("row_id", kind="stable")
-    if len(twice):
-        where = [f"client {client}, {split}" for client, split in zip(twice["client"], twice["split"], strict=True)]
-        raise PartitionError(f"row {twice['row_id'].iloc[0]!r} is given more than once: {where[0]}; {where[1]}")
+    _once(rows, rows["row_id"], "row", every=True)
     unknown = sorted(set(rows["split"]) - set(SPLITS))
     if unknown:
         raise PartitionError(f"split {unknown[0]!r}: allowed are {', '.join(SPLITS)}")
@@ -85,60 +188,107 @@ def check(rows: pd.DataFrame) -> None:
         raise PartitionError(f"client {without[0]} has no training rows; every client needs at least one")
     if not rows["input"].str.strip().astype(bool).all():
         raise PartitionError("a row's input is empty: there would be nothing to measure")
+    _once(rows, pd.Series(_unit_names(rows["row_id"], unit), rows.index), "unit", every=False)
 
 
-def _hands(pack: pd.DataFrame, partitioner: str, n_clients: int, seed: int) -> list[pd.DataFrame]:
-    """All rows that each client may draw from, shuffled."""
-    if partitioner == "iid":
-        shuffled = np.random.default_rng(seed).permutation(len(pack))
-        return [pack.iloc[shuffled[client::n_clients]] for client in range(n_clients)]
-    if partitioner == "natural":
-        members = [pack[pack["group"] == name] for name in _largest(pack["group"], n_clients)]
-        return [
-            rows.iloc[np.random.default_rng([seed, client]).permutation(len(rows))]
-            for client, rows in enumerate(members)
-        ]
-    raise PartitionError(f"partitioner {partitioner!r}: allowed are 'iid' and 'natural'")
+def _once(rows: pd.DataFrame, names: pd.Series, what: str, every: bool) -> None:
+    """Each name stands once (`every`), or at least in one split of one client alone."""
+    places = rows.assign(name=names)[["name", "client", "split"]]
+    places = places if every else places.drop_duplicates()
+    twice = places[places["name"].duplicated(keep=False)].sort_values("name", kind="stable")
+    if len(twice):
+        where = [f"client {client}, {name}" for client, name in zip(twice["client"], twice["split"], strict=True)]
+        raise PartitionError(f"{what} {twice['name'].iloc[0]!r} is given more than once: {where[0]}; {where[1]}")
 
 
-def _largest(group: pd.Series, n_clients: int) -> list[str]:
-    if (group == "").any():
-        raise PartitionError(
-            f"partitioner 'natural' needs a group in every row, and {(group == '').sum()} of {len(group)} rows have "
-            "none; fill in `group`, or take partitioner 'iid'"
+def _unit_names(ids: pd.Series, unit: str | None) -> np.ndarray:
+    if unit is None:
+        return ids.to_numpy()
+    found = [re.search(unit, name) for name in ids]
+    if None in found:
+        raise PartitionError(f"unit {unit!r} does not match the id {ids.iloc[found.index(None)]!r}; it must match all")
+    return np.array([match.group(1 if match.re.groups else 0) for match in found], dtype=object)
+
+
+def _counted(quotas: pd.DataFrame) -> bool:
+    """Whether quotas are counts; otherwise they are shares."""
+    return quotas["train"].dtype.kind == "i"
+
+
+def _needs(quotas: pd.DataFrame, largest_unit: int = 1) -> list[int]:
+    """The least rows of each client: all that are counted, or one in each split that shall not be empty.
+
+    The first two splits may end inside a unit, whose further rows nobody gets then.
+    """
+    parts = quotas[list(SPLITS)]
+    least = parts.sum(axis=1) + 2 * (largest_unit - 1) if _counted(quotas) else (parts > 0).sum(axis=1)
+    return least.astype(int).tolist()
+
+
+def _ordered(pack: pd.DataFrame, names: np.ndarray, clients: np.ndarray, n_clients: int, seed: int) -> pd.DataFrame:
+    """The rows of each client, its units shuffled by a seed of its own, its rows within a unit by id."""
+    rank = np.full(len(names), -1)
+    for client in range(n_clients):
+        own = np.flatnonzero(clients == client)
+        rank[own[np.random.default_rng([seed, client]).permutation(len(own))]] = np.arange(len(own))
+    of_row = pd.Index(names).get_indexer(pack["unit"])
+    hands = pack.assign(client=clients[of_row], rank=rank[of_row])
+    hands = hands[hands["client"] != NOBODY].sort_values(["client", "rank"], kind="stable")
+    return hands.drop(columns="rank").reset_index(drop=True)
+
+
+def _begins(hand: pd.DataFrame) -> np.ndarray:
+    """Places where a unit begins, and the end."""
+    names = hand["unit"].to_numpy()
+    return np.append(np.flatnonzero(np.append(True, names[1:] != names[:-1])) if len(names) else [], len(names)).astype(
+        int
+    )
+
+
+def _counts(hand: pd.DataFrame, wanted: Mapping[str, int]) -> dict[str, tuple[int, int]] | None:
+    """Where each split begins and stops when it has exactly its count; None if the hand is too small."""
+    begins, places, start = _begins(hand), {}, 0
+    for name in DEALT:
+        stop = start + wanted[name]
+        if stop > len(hand):
+            return None
+        places[name] = (start, stop)
+        start = int(begins[np.searchsorted(begins, stop)])
+    return places
+
+
+def _shares(hand: pd.DataFrame, wanted: Mapping[str, float]) -> dict[str, tuple[int, int]] | None:
+    """Where each split begins and stops when it has its share, up to the end of a unit; None if one would be empty."""
+    begins, places, unit = _begins(hand), {}, 0
+    left = [name for name in DEALT if wanted[name] > 0]
+    whole = abs(sum(wanted.values()) - 1) < 1e-9
+    for name in DEALT:
+        start = unit
+        if name in left:
+            left.remove(name)
+            least = len(hand) if whole and not left else begins[start] + wanted[name] * len(hand)
+            # at least one unit here, and one in each split that is still to come
+            unit = min(max(int(np.searchsorted(begins, least - 1e-6)), start + 1), len(begins) - 1 - len(left))
+            if unit <= start:
+                return None
+        places[name] = (int(begins[start]), int(begins[unit]))
+    return places
+
+
+def _too_few(hands: pd.DataFrame, quotas: pd.DataFrame, client: int, wanted: Mapping[str, float]) -> str:
+    hand = hands[hands["client"] == client]
+    own = sorted(hand["group"].unique())
+    whose = f"client {client} (group {own[0]!r})" if len(own) == 1 and own[0] else f"client {client}"
+    parts = " + ".join(f"{name} {count:g}" for name, count in wanted.items())
+    if not _counted(quotas):
+        return (
+            f"{whose} has {len(hand)} rows, too few for shares of {parts} with at least one row (and unit) in each: "
+            "lower n_clients, or raise the shares"
         )
-    counts = group.value_counts()
-    ranked = sorted(counts.index, key=lambda name: (-counts[name], name))
-    if len(ranked) < n_clients:
-        raise PartitionError(
-            f"partitioner 'natural' gives each client a group of its own, but the corpus has {len(ranked)} groups for "
-            f"{n_clients} clients; lower n_clients to at most {len(ranked)}, or take partitioner 'iid'"
-        )
-    return ranked[:n_clients]
-
-
-def _enough(hands: list[pd.DataFrame], counts: dict[str, int], pack: pd.DataFrame, partitioner: str) -> None:
-    needed = sum(counts.values())
-    for client, hand in enumerate(hands):
-        if len(hand) < needed:
-            natural = partitioner == "natural"
-            whose = f"client {client} (group {hand['group'].iloc[0]!r})" if natural else f"client {client}"
-            wide = int((pack["group"].value_counts() >= needed).sum()) if natural else len(pack) // needed
-            parts = " + ".join(f"{split} {count}" for split, count in counts.items())
-            raise PartitionError(
-                f"{whose} has {len(hand)} rows and needs {needed} ({parts}); the corpus can serve {wide} clients of "
-                f"that size: lower train_rows, test_rows or heldout_rows, lower n_clients"
-                + (", or take partitioner 'iid'" if natural and len(pack) >= needed * len(hands) else "")
-            )
-
-
-def _split(hand: pd.DataFrame, client: int, counts: dict[str, int]) -> pd.DataFrame:
-    """The first rows of a hand are held out, the next are for testing, the next for training."""
-    ends = np.cumsum([counts["heldout"], counts["test"], counts["train"]])
-    parts = {
-        "train": hand.iloc[ends[1] : ends[2]],
-        "test": hand.iloc[ends[0] : ends[1]],
-        "heldout": hand.iloc[: ends[0]],
-    }
-    dealt = pd.concat([part.assign(client=client, split=split) for split, part in parts.items()])
-    return dealt.rename(columns={"id": "row_id"})[COLUMNS].reset_index(drop=True)
+    needed = sum(wanted.values())
+    able = int((hands.groupby("client").size() >= needed).sum())
+    return (
+        f"{whose} has {len(hand)} rows and needs {needed} ({parts}); {able} of {len(quotas)} clients have that many: "
+        "lower train_rows, test_rows or heldout_rows, lower n_clients"
+        + (", or take partitioner 'iid'" if len(hands) >= _needs(quotas)[client] * len(quotas) else "")
+    )

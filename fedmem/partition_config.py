@@ -5,7 +5,7 @@ This module knows names, ranges and what is at odds with what; it reads no corpu
 
 import codecs
 import re
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -23,7 +23,7 @@ class PartitionConfig(StageConfig):
     stage: ClassVar[str] = "partition"
     shown: ClassVar[tuple[str, ...]] = (
         "task", "corpus", "corpus_path", "partitioner", "n_clients", "train_rows", "test_rows", "heldout_rows",
-        "partition_seed",
+        "duplicates", "partition_seed",
     )  # fmt: skip
 
     task: Literal["summarization", "dialog", "qa", "classification"] = _field(
@@ -161,6 +161,27 @@ class PartitionConfig(StageConfig):
     def split_rows(self) -> dict[str, int | float]:
         """Rows of each client by split: all counts, or all shares."""
         return {"train": self.train_rows, "test": self.test_rows, "heldout": self.heldout_rows}
+
+    @property
+    def skew(self) -> float:
+        """How unequal the clients' numbers of training rows are; 0: equal."""
+        return self.quantity_skew if self.partitioner == "quantity" else 0.0
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What `fedmem.corpora.load_corpus` needs to know for this corpus."""
+        if self.corpus == "file":
+            return {"path": self.corpus_path, "column_map": self.column_map, "encoding": self.corpus_encoding}
+        if self.corpus == "hub":
+            names = ("dataset", "config", "split", "revision", "rows")
+            hub = {name: getattr(self, f"hub_{name}") for name in names}
+            return {"path": self.corpus_path, "column_map": self.hub_columns, "hub": hub, "seed": self.partition_seed}
+        return {
+            "n_groups": self.n_clients,
+            "rows_per_group": self.rows_per_group,
+            "seed": self.partition_seed,
+            "repeated_sentences": self.repeated_sentences,
+        }
 
     @property
     def rows_per_group(self) -> int:
