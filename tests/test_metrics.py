@@ -1,17 +1,14 @@
-"""Memorization against cases counted by hand, and intervals against exact coverage."""
+"""Memorization against cases counted by hand."""
 
-import itertools
 import math
 import time
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binom
 from statsmodels.stats.proportion import proportion_confint
 
 from fedmem import metrics
-from fedmem.intervals import effective_prefixes, wilson
 from fedmem.metrics import MetricsError, memorization
 
 NAN = float("nan")
@@ -199,37 +196,6 @@ def test_tables_do_not_depend_on_the_order_of_the_rows(three):
     shuffled = [table.sample(frac=1, random_state=1) for table in three]
     pd.testing.assert_frame_equal(metrics.cells(*three), metrics.cells(*shuffled))
     pd.testing.assert_frame_equal(metrics.summary(*three), metrics.summary(*shuffled))
-
-
-@pytest.mark.parametrize("hits", [0, 1, 3, 200])
-def test_wilson_is_statsmodels(hits):
-    low, high = wilson(hits / 200, 200)
-    assert (float(low), float(high)) == pytest.approx(proportion_confint(hits, 200, method="wilson"), abs=1e-12)
-    assert np.isnan(wilson([NAN, 0.5], [10, 0])).all()
-
-
-def test_effective_prefixes_by_hand():
-    # equal weights, equal n: 1 / (2 · 0.25/100) = 200 prefixes; weights 0.9 and 0.1: 1 / (0.81/100 + 0.01/100) = 121.95
-    half, heavy = np.array([0.5, 0.5]), np.array([0.9, 0.1])
-    assert effective_prefixes(np.zeros(2), half, np.array([100, 100])) == pytest.approx(200)
-    assert effective_prefixes(np.zeros(2), heavy, np.array([100, 100])) == pytest.approx(100 / 0.82)
-    # only the heavy one leaks, 0.2: value 0.18, 0.18·0.82 / (0.81·0.2·0.8/100) = 113.89, below 121.95
-    assert effective_prefixes(np.array([0.2, 0]), heavy, np.array([100, 100])) == pytest.approx(113.8889, abs=1e-4)
-    assert math.isnan(effective_prefixes(np.zeros(2), half, np.array([100, 0])))
-
-
-@pytest.mark.parametrize("weights", [(1 / 3, 1 / 3, 1 / 3), (0.6, 0.3, 0.1)])
-@pytest.mark.parametrize("shares", [(0.001,) * 3, (0.01,) * 3, (0.1,) * 3, (0.01, 0.001, 0.001), (0, 0, 0.02)])
-def test_the_aggregates_interval_covers(shares, weights):
-    # exact: every outcome of three binomials of 200 that matters, with its probability
-    n, weights = np.full(3, 200), np.array(weights)
-    ranges = [range(int(binom.ppf(1e-4, 200, p)), int(binom.ppf(1 - 1e-4, 200, p)) + 1) for p in shares]
-    chances = [[binom.pmf(x, 200, p) for x in outcomes] for outcomes, p in zip(ranges, shares, strict=True)]
-    outcomes = np.array(list(itertools.product(*ranges))) / 200
-    chance = np.prod(list(itertools.product(*chances)), axis=1)
-    low, high = wilson(outcomes @ weights, [effective_prefixes(outcome, weights, n) for outcome in outcomes])
-    truth = np.dot(shares, weights)
-    assert chance[(low <= truth) & (truth <= high)].sum() >= 0.93
 
 
 @pytest.mark.parametrize(
