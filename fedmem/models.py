@@ -5,9 +5,8 @@ model and tokenizer, and a row (input, instruction, output) into the text and th
 It does not know how models are trained, averaged or decoded, nor where a corpus comes from.
 """
 
-import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,11 @@ __all__ = [
     "Example",
     "Examples",
     "ModelError",
-    "collate",
-    "digest",
     "encode",
     "load",
     "load_tokenizer",
     "location",
+    "pad_batch",
     "render",
     "template_start",
 ]
@@ -88,18 +86,6 @@ def location(name: str) -> str:
         f"model {name!r}: neither a preset ({', '.join(PRESETS)}), nor an existing folder, nor a hub id; "
         "give one of these (a hub id reads owner/name)"
     )
-
-
-def digest(name: str) -> str | None:
-    """Return the sha256 over names and bytes of a preset's or folder's files; None for a hub id."""
-    where = location(name)
-    if not Path(where).is_dir():
-        return None
-    total = hashlib.sha256()
-    for file in sorted(path for path in Path(where).rglob("*") if path.is_file()):
-        total.update(file.relative_to(where).as_posix().encode() + b"\0")
-        total.update(hashlib.sha256(file.read_bytes()).digest())
-    return total.hexdigest()
 
 
 def load(name: str, device: str = "auto", checkpoint: str | Path | None = None):
@@ -184,8 +170,8 @@ def encode(tokenizer, rows, max_tokens: int, loss_on: str = "all") -> Examples:
     """Encode rows (a frame, or a sequence of mappings) as training examples of at most `max_tokens` tokens.
 
     `loss_on` is all (every token is a label: what is never predicted is not learnt) or response (only the assistant's
-    turn). Labels keep each end-of-sequence token; padding does not exist yet (see `collate`). Raises ModelError for an
-    unknown `loss_on` and for a row of which no label is left.
+    turn). Labels keep each end-of-sequence token; padding does not exist yet (see `pad_batch`). Raises ModelError for
+    an unknown `loss_on` and for a row of which no label is left.
     """
     if loss_on not in ("all", "response"):
         raise ModelError(f"loss_on {loss_on!r}: allowed are 'all' and 'response'")
@@ -207,18 +193,23 @@ def encode(tokenizer, rows, max_tokens: int, loss_on: str = "all") -> Examples:
     return Examples(items, n_truncated)
 
 
-def collate(tokenizer, items: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Pad encoded rows on the right to the longest: tensors of shape (rows, tokens).
+def pad_batch(examples: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, torch.Tensor]:
+    """Examples of different lengths as one batch: input_ids, labels, attention_mask, each (rows, longest).
 
-    Labels become -100 exactly where the attention mask is 0, so a real end-of-sequence token keeps its label even when
-    the pad token is the same one.
+    The mask comes from the lengths, never from a token id, and no label is dropped for the id it has: where the
+    padding token is the end-of-text token, the real one at a text's end is still learnt. The id that fills the
+    input is therefore of no account.
     """
-    width = max(len(item["input_ids"]) for item in items)
-    fill = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "labels": IGNORED}
-    return {
-        key: torch.tensor([item[key] + [value] * (width - len(item[key])) for item in items])
-        for key, value in fill.items()
-    }
+    examples = list(examples)
+    shape = len(examples), max(len(example["input_ids"]) for example in examples)
+    ids, labels = torch.zeros(shape, dtype=torch.long), torch.full(shape, IGNORED)
+    mask = torch.zeros(shape, dtype=torch.long)
+    for row, example in enumerate(examples):
+        length = len(example["input_ids"])
+        ids[row, :length] = torch.as_tensor(example["input_ids"])
+        labels[row, :length] = torch.as_tensor(example["labels"])
+        mask[row, :length] = 1
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
 
 
 def _text(value) -> str:

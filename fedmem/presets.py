@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from fedmem.models import PRESETS, collate, encode
+from fedmem.models import PRESETS, encode, pad_batch
 from fedmem.synthetic import public_texts
 
 __all__ = ["RECIPES", "Recipe", "build_tokenizer", "corpus_digest", "pretrain", "random_model", "save"]
@@ -134,7 +134,7 @@ def pretrain(recipe: Recipe, on_step: Callable[[int, int], None] | None = None):
     losses = []
     for step, (batch, rate) in enumerate(plan):
         optimizer.param_groups[0]["lr"] = rate
-        loss = model(**collate(tokenizer, batch)).loss
+        loss = model(**pad_batch(batch)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

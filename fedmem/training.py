@@ -10,7 +10,7 @@ import gc
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from fedmem.models import IGNORED
+from fedmem.models import IGNORED, pad_batch
 
 MAX_GRAD_NORM = 1.0  # the Trainer's own clipping, named because it is part of the method
 
@@ -119,25 +119,6 @@ def proximal_penalty(parameters: Mapping[str, Tensor], anchor: Mapping[str, Tens
     Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (FedProx), equation 2.
     """
     return mu / 2 * sum((parameters[name] - anchor[name]).square().sum() for name in parameters)
-
-
-def pad_batch(examples: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, Tensor]:
-    """Examples of different lengths as one batch: input_ids, labels, attention_mask, each (rows, longest).
-
-    The mask comes from the lengths, never from a token id, and no label is dropped for the id it has: where the
-    padding token is the end-of-text token, the real one at a text's end is still learnt. The id that fills the
-    input is therefore of no account.
-    """
-    examples = list(examples)
-    shape = len(examples), max(len(example["input_ids"]) for example in examples)
-    ids, labels = torch.zeros(shape, dtype=torch.long), torch.full(shape, IGNORED)
-    mask = torch.zeros(shape, dtype=torch.long)
-    for row, example in enumerate(examples):
-        length = len(example["input_ids"])
-        ids[row, :length] = torch.as_tensor(example["input_ids"])
-        labels[row, :length] = torch.as_tensor(example["labels"])
-        mask[row, :length] = 1
-    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
 
 
 def usable(dataset: Sequence[Mapping]) -> list[Mapping]:

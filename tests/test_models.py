@@ -59,7 +59,6 @@ def test_a_checkpoint_gives_its_own_weights_and_the_models_tokenizer(folder, tmp
 def test_names_become_places(folder):
     assert models.location(str(folder)) == str(folder)
     assert models.location("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
-    assert models.digest("Qwen/Qwen2.5-0.5B") is None
 
 
 def test_wrong_names_are_refused(folder, tmp_path):
@@ -97,16 +96,6 @@ def test_pickled_weights_are_refused(folder, tmp_path):
     torch.save(presets.random_model(3, SMALL)[0].state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot be loaded"):
         models.load(str(tmp_path), device="cpu")
-
-
-def test_the_digest_follows_every_byte(folder, tmp_path):
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    same = models.digest(str(tmp_path))
-    assert same == models.digest(str(folder))
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 1}))
-    assert models.digest(str(tmp_path)) != same
 
 
 def test_a_row_renders_through_the_template(tokenizer):
@@ -184,12 +173,11 @@ def test_a_row_without_labels_is_refused(tokenizer):
 def test_real_end_of_sequence_keeps_its_label_when_it_also_pads(plain):
     # B25: rows of 1 and 3 tokens before the end token, and pad = end
     rows = [{"input": "a", "instruction": "", "output": "b"}, {"input": "a b c", "instruction": "", "output": "b"}]
-    batch = models.collate(plain, models.encode(plain, rows, 64).items)
+    batch = models.pad_batch(models.encode(plain, rows, 64).items)
     assert batch["input_ids"].shape == (2, batch["attention_mask"].sum(dim=1).max())
     assert torch.equal(batch["labels"] == -100, batch["attention_mask"] == 0)
     ends = (batch["labels"] == plain.eos_token_id).sum(dim=1)
     assert ends.tolist() == [1, 1]
-    assert (batch["input_ids"][0] == plain.eos_token_id).sum() > 1  # the padding is the same token
 
 
 def test_real_texts_survive_the_round_trip(tokenizer, shared):

@@ -38,7 +38,7 @@ def short():
 
 def loss_per_token(model, tokenizer, rows) -> float:
     with torch.no_grad():
-        return model(**models.collate(tokenizer, models.encode(tokenizer, rows, 512).items)).loss.item()
+        return model(**models.pad_batch(models.encode(tokenizer, rows, 512).items)).loss.item()
 
 
 def test_a_short_version_of_the_recipe_learns(short):
