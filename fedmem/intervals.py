@@ -8,11 +8,13 @@ standard error, and sums of such, collapse.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import binomtest, norm
 from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.proportion import confint_proportions_2indep, proportion_confint
+from statsmodels.stats.proportion import proportion_confint
 
 
 def wilson(share: ArrayLike, n: ArrayLike, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
@@ -79,25 +81,29 @@ def tango(more: ArrayLike, less: ArrayLike, n: ArrayLike, confidence: float = 0.
     low, high = np.full(n.shape, np.nan), np.full(n.shape, np.nan)
     if known.any():
         b, c, total, z = more[known], less[known], n[known], norm.ppf((1 + confidence) / 2)
-        high[known] = _tango_bound(b, c, total, z)
-        low[known] = -_tango_bound(c, b, total, z)
+        high[known] = _last_accepted(lambda delta: _tango_score(b, c, total, delta) >= -z, (b - c) / total)
+        low[known] = -_last_accepted(lambda delta: _tango_score(c, b, total, delta) >= -z, (c - b) / total)
     return low, high
 
 
 def independent_difference(
-    first: float, n_first: float, second: float, n_second: float, confidence: float = 0.95
-) -> tuple[float, float]:
-    """Score interval (Miettinen and Nurminen 1985, by statsmodels) of the difference of two shares of unlike prefixes.
+    first: ArrayLike, n_first: ArrayLike, second: ArrayLike, n_second: ArrayLike, confidence: float = 0.95
+) -> tuple[np.ndarray, np.ndarray]:
+    """Score interval (Miettinen and Nurminen 1985) of first − second, two shares in 0 … 1 of unlike prefixes.
 
-    first, second: shares in 0 … 1; n_first, n_second: prefixes, or effective ones. NaN where a share is undefined.
+    n_first, n_second: prefixes, or effective ones. NaN where a share is undefined. statsmodels' own
+    raises where a share is 0, and its bounds are not where the score is ±z: hence this one.
     """
     _check_confidence(confidence)
-    if not all(np.isfinite([first, second, n_first, n_second])) or min(n_first, n_second) <= 0:
-        return np.nan, np.nan
-    low, high = confint_proportions_2indep(
-        first * n_first, n_first, second * n_second, n_second, method="score", compare="diff", alpha=1 - confidence
-    )
-    return float(min(low, first - second)), float(max(high, first - second))
+    parts = np.broadcast_arrays(*(np.asarray(part, float) for part in (first, n_first, second, n_second)))
+    p, m, q, n = parts
+    known = np.isfinite(p) & np.isfinite(q) & (m > 0) & (n > 0)
+    low, high = np.full(p.shape, np.nan), np.full(p.shape, np.nan)
+    if known.any():
+        z, (p, m, q, n) = norm.ppf((1 + confidence) / 2), (part[known] for part in parts)
+        high[known] = _last_accepted(lambda delta: _independent_score(p, m, q, n, delta) >= -z, p - q)
+        low[known] = -_last_accepted(lambda delta: _independent_score(q, n, p, m, delta) >= -z, q - p)
+    return low, high
 
 
 def mcnemar(more: int, less: int) -> float:
@@ -117,22 +123,40 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     return adjusted
 
 
-def _tango_bound(b: np.ndarray, c: np.ndarray, n: np.ndarray, z: float) -> np.ndarray:
-    """The upper bound, by bisection: between (b − c)/n and 1 the score falls through −z once."""
-    inside, outside = (b - c) / n, np.ones_like(n)
+def _last_accepted(accepts: Callable[[np.ndarray], np.ndarray], value: np.ndarray) -> np.ndarray:
+    """The largest difference, from `value` to 1, that a score test accepts, by bisection: it turns once."""
+    inside, outside = np.array(value), np.ones_like(value)
     for _ in range(60):
         middle = (inside + outside) / 2
-        accepted = _tango_score(b, c, n, middle) >= -z
+        accepted = accepts(middle)
         inside, outside = np.where(accepted, middle, inside), np.where(accepted, outside, middle)
     return inside
+
+
+def _independent_score(p: np.ndarray, m: np.ndarray, q: np.ndarray, n: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """(p − q − δ) over its standard error where the likeliest shares δ apart hold (Farrington and Manning 1990)."""
+    theta = n / m
+    a, b = 1 + theta, -(1 + theta + p + theta * q + delta * (theta + 2))
+    c, d = delta**2 + delta * (2 * p + theta + 1) + p + theta * q, -p * delta * (1 + delta)
+    v = b**3 / (27 * a**3) - b * c / (6 * a**2) + d / (2 * a)
+    u = np.copysign(np.sqrt(np.maximum(b**2 / (9 * a**2) - c / (3 * a), 0)), v)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        turn = (np.pi + np.arccos(np.clip(np.where(u == 0, 0, v / u**3), -1, 1))) / 3
+    likely = np.clip(2 * u * np.cos(turn) - b / (3 * a), np.maximum(delta, 0), np.minimum(1 + delta, 1))
+    variance = likely * (1 - likely) / m + (likely - delta) * (1 - likely + delta) / n
+    return _ratio(p - q - delta, np.sqrt(np.maximum(variance * (m + n) / (m + n - 1), 0)))
 
 
 def _tango_score(b: np.ndarray, c: np.ndarray, n: np.ndarray, delta: np.ndarray) -> np.ndarray:
     linear = (2 * n - b + c) * delta - b - c
     root = np.sqrt(np.maximum(linear**2 + 8 * n * c * delta * (1 - delta), 0))
     q = (root - linear) / (4 * n)
+    return _ratio(b - c - n * delta, np.sqrt(np.maximum(n * (2 * q + delta * (1 - delta)), 0)))
+
+
+def _ratio(difference: np.ndarray, error: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        score = (b - c - n * delta) / np.sqrt(np.maximum(n * (2 * q + delta * (1 - delta)), 0))
+        score = difference / error
     return np.where(np.isnan(score), 0.0, score)  # 0/0: the value itself, where nothing can vary
 
 
