@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import islice
@@ -195,7 +195,7 @@ class BM25Index(Index):
     def __init__(self, texts: list[str], index: tantivy.Index) -> None:
         """For `build`: `texts` are the tokens of each row joined by spaces, `index` holds those that have any."""
         self._texts = texts
-        self._searcher = index.searcher()
+        self._searcher, self._schema = index.searcher(), index.schema
         lengths = [len(text.split()) for text in texts if text]
         mean = np.float32(sum(lengths) / len(lengths)) if lengths else np.float32(1)
         self._n = len(lengths)
@@ -207,7 +207,9 @@ class BM25Index(Index):
     def build(cls, texts: Iterable[str]) -> BM25Index:
         """Index `texts`; a hit's row is the position here. Raises TypeError for one string, or a text that is none."""
         texts = [" ".join(tokens(text)) for text in strings(texts, "texts")]
-        index = tantivy.Index(_schema())
+        schema = tantivy.SchemaBuilder().add_integer_field("row", stored=False, fast=True)
+        schema = schema.add_text_field("text", tokenizer_name="whitespace", index_option="freq").build()
+        index = tantivy.Index(schema)
         writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
         for row, text in enumerate(texts):
             if text:
@@ -236,7 +238,7 @@ class BM25Index(Index):
 
     def _hits(self, terms: Mapping[str, int], top_n: int) -> Hits:
         """At least `top_n` hits where there are as many, and all those that tie with the last of them."""
-        query = tantivy.Query.boolean_query([_clause(term, n) for term, n in terms.items()])
+        query = self._query(terms)
         limit = min(top_n, self._n) + _SPARE
         while True:
             found = self._searcher.search(query, limit=limit, count=False).hits
@@ -249,6 +251,13 @@ class BM25Index(Index):
         texts = {self._texts[row] for row, _ in group}  # copies of a text are scored once
         scores = {text: self._score(text, terms) for text in texts}
         return [(row, scores[self._texts[row]]) for row, _ in group]
+
+    def _query(self, terms: Mapping[str, int]) -> tantivy.Query:
+        clauses = []
+        for term, n in terms.items():
+            query = tantivy.Query.term_query(self._schema, "text", term)
+            clauses.append((tantivy.Occur.Should, tantivy.Query.boost_query(query, n) if n > 1 else query))
+        return tantivy.Query.boolean_query(clauses)
 
     def _score(self, text: str, terms: Mapping[str, int]) -> float:
         """Lucene's score of one text, but for the last bit: single precision a term, double for their sum."""
@@ -264,18 +273,6 @@ class BM25Index(Index):
     def _idf(self, term: str) -> np.float32:
         n = self._searcher.doc_freq("text", term)
         return np.float32(math.log(1 + (self._n - n + 0.5) / (n + 0.5)))
-
-
-@cache
-def _schema() -> tantivy.Schema:
-    schema = tantivy.SchemaBuilder().add_integer_field("row", stored=False, fast=True)
-    return schema.add_text_field("text", tokenizer_name="whitespace", index_option="freq").build()
-
-
-@lru_cache(maxsize=1 << 17)  # the same queries are put to many indices, and all have one schema
-def _clause(term: str, n: int) -> tuple[tantivy.Occur, tantivy.Query]:
-    query = tantivy.Query.term_query(_schema(), "text", term)
-    return tantivy.Occur.Should, tantivy.Query.boost_query(query, n) if n > 1 else query
 
 
 def _near_ties(hits: Hits) -> Iterable[Hits]:
