@@ -18,6 +18,7 @@ from fedmem.config import STAGES, ConfigError, markdown_table
 from fedmem.execute import failed_copy, failure
 
 SNAKEFILE = runs.PACKAGE / "Snakefile"
+SHOWN_FIGURES = ("mr_intra", "mr_inter", "mr_total", "control_total")  # of runs.csv, in the table after a run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -186,8 +187,8 @@ def _print_result(of: study.Study) -> int:
     import pandas as pd
 
     frame = pd.read_csv(table)
-    columns = ["run", *(c for c in frame if (c.endswith("_verbatim") and "intra" in c) or c.startswith("mr_"))]
-    print(frame[list(dict.fromkeys(columns))].to_string(index=False, float_format=lambda x: f"{x:.3f}"))
+    shown = [f"{name}_{counting}" for counting in ("verbatim", "paper") for name in SHOWN_FIGURES]
+    print(frame[["run", "state", "n", *shown]].to_string(index=False, float_format=lambda x: f"{x:.3f}"))
     print(f"report: {of.folder / 'report.html'}")
     return 0
 
