@@ -4,6 +4,7 @@ A table names, for a key of the schema, where its value stands in a source's row
 rules that turn one into the other; it does not know files, hubs, nor clients. All errors name their place.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -96,7 +97,10 @@ def _parsed(key: str, text: str) -> Column:
     if text.startswith("="):
         return Column(text=text[1:].strip())
     names, bar, rule = (part.strip() for part in text.partition("|"))
-    parts = tuple(tuple(name.strip() for name in part.split(" or ")) for part in names.split(" + "))
+    parts = tuple(
+        tuple(name.strip() for name in re.split(r"(?:^|\s)or(?:\s|$)", part))
+        for part in re.split(r"(?:^|\s)\+(?:\s|$)", names)
+    )
     if not all(name for part in parts for name in part) or (bar and rule not in RULES):
         raise CorpusError(
             f"hub_columns: {key}: got {text!r}; allowed is 'column', 'column.field', 'one or other', 'one + other', "

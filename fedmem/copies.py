@@ -96,11 +96,11 @@ def pairs(found: Duplicates, rows: pd.DataFrame) -> pd.DataFrame:
     first = held["place"] == held.groupby("text")["place"].transform("min")
     left = held[(copies > 1) & ((copies <= MANY_COPIES) | first)]
     exact = left.merge(held[copies > 1], on="text", suffixes=("", "_other"))
-    exact = exact[exact["place"] < exact["place_other"]].assign(kind="exact", similarity=1.0)
-    near = found.near.merge(held, left_on="one", right_on="text").merge(
-        held, left_on="other", right_on="text", suffixes=("", "_other")
-    )
-    table = pd.concat([exact, near.assign(kind="near")], ignore_index=True)
+    turned = found.near.rename(columns={"one": "other", "other": "one"})
+    near = pd.concat([found.near, turned]).merge(held, left_on="one", right_on="text")
+    near = near.merge(held, left_on="other", right_on="text", suffixes=("", "_other"))
+    table = pd.concat([exact.assign(kind="exact", similarity=1.0), near.assign(kind="near")], ignore_index=True)
+    table = table[table["place"] < table["place_other"]]
     names = {f"{name}_other": f"other_{name.removeprefix('row_')}" for name in ("row_id", "client", "split")}
     columns = ["row_id", "client", "split", *names.values(), "kind", "similarity"]
     table = table.sort_values(["kind", "place", "place_other"], kind="stable").rename(columns=names)[columns]

@@ -71,6 +71,23 @@ def test_an_integer_is_accepted_where_a_number_is_wanted():
     "values",
     [
         {"corpus": "file"},  # without a path
+        {"corpus": "hub"},  # without data set and columns
+        {"corpus": "hub", "hub_dataset": "a/b", "hub_columns": {"output": "title"}},  # nothing to measure
+        {"column_map": {"text": "note"}},  # no key of the schema
+        {"column_map": {"input": None}},
+        {"hub_columns": {"input": ["a"]}},
+        {"corpus_encoding": "utf-9"},
+        {"unit": "("},
+        {"client_groups": ["a", "b"]},  # three clients
+        {"client_groups": ["a", "b", ["a", "c"]]},
+        {"client_groups": ["a", "b", []]},
+        {"client_groups": ["a", "b", 3]},
+        {"train_rows": 0},
+        {"train_rows": 1.5},
+        {"test_rows": -1},
+        {"train_rows": 0.8, "test_rows": 8, "heldout_rows": 0.1, "synthetic_rows": 50},  # shares and counts
+        {"train_rows": 0.8, "test_rows": 0.1, "heldout_rows": 0.2, "synthetic_rows": 50},  # more than all
+        {"train_rows": 0.8, "test_rows": 0.1, "heldout_rows": 0.1},  # shares of what?
         {"prefix_tokens": 30, "min_input_tokens": 30},  # no suffix would be left
         {"checkpoint_round": 11, "rounds": 10},
         {"n_prefixes": 41, "train_rows": 40},
@@ -145,3 +162,33 @@ def test_the_table_shows_every_parameter_and_whether_it_matters():
     assert list(table.index) == list(GenerateConfig.model_fields)
     assert not table.loc["top_k", "matters"]
     assert table.loc["prefix_tokens", "matters"]
+
+
+def test_rows_may_be_shares():
+    shares = {"train_rows": 0.75, "test_rows": 0, "heldout_rows": 0.25, "synthetic_rows": 50}
+    partition = create_all(shares | {"n_prefixes": 500})["partition"]  # how many rows a client has is not known yet
+    assert partition.split_rows == {"train": 0.75, "test": 0, "heldout": 0.25}
+    assert create_all({"train_rows": 1.0, "test_rows": 0, "heldout_rows": 0.0, "synthetic_rows": 9, "n_suffixes": 3})
+
+
+def test_a_partition_says_what_its_source_needs():
+    made = create_all({"partitioner": "topic"})["partition"].source
+    assert made["rows_per_group"] == 4 * (32 + 8 + 32)  # clients are no groups: leave them room
+    assert create_all({"synthetic_rows": 90})["partition"].source["rows_per_group"] == 90
+    columns = {"id": None, "input": "text"}
+    hub = PartitionConfig(corpus="hub", hub_dataset="a/b", hub_revision="c", hub_columns=columns, corpus_path="x")
+    assert hub.source == {
+        "path": "x",
+        "column_map": columns,
+        "hub": {"dataset": "a/b", "config": None, "split": "train", "revision": "c", "rows": None},
+        "seed": 0,
+    }
+    assert PartitionConfig(quantity_skew=2.0).skew == 0.0
+    assert PartitionConfig(quantity_skew=2.0, partitioner="quantity").skew == 2.0
+
+
+def test_models_with_lists_and_mappings_can_be_compared_and_hashed():
+    one, other = (PartitionConfig(client_groups=["a", ["b", "c"], "d"], column_map={"id": None}) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert hash(one) != hash(PartitionConfig())
