@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedmem import retrieval
-from fedmem.retrieval import BM25Index, query_terms, stop_words, tokens
+from fedmem.retrieval import BM25Index, Index, open_engine, query_terms, stop_words, tokens
 
 PUBLIC = Path(__file__).parent / "data" / "lucene_bm25.json"
 any_text = st.text(st.characters(exclude_categories=()), max_size=60)  # lone surrogates included
@@ -154,6 +157,27 @@ def test_prepared_queries_give_the_same():
     index, queries = BM25Index.build(["the fever", "cough of fever", "lung"]), ["the fever", "", "Lung, lung"]
     terms = [query_terms(query, drop_stop_words=True) for query in queries]
     assert index.search_terms(terms, 2) == index.search(queries, 2, drop_stop_words=True) != [[], [], []]
+
+
+def test_long_queries_keep_their_first_words():
+    text = "The " + " ".join(f"w{i}" for i in range(1030)) + " w1 w1"
+    terms = query_terms(text, drop_stop_words=True)
+    assert list(terms) == [f"w{i}" for i in range(1024)]  # stop words are dropped before the cut
+    assert terms["w1"] == 3  # all occurrences count, those behind the cut too
+    assert len(query_terms(text, drop_stop_words=True, max_terms=None)) == 1030
+    assert list(query_terms("b a b c", max_terms=2).items()) == [("b", 2), ("a", 1)]
+    assert [len(hits) for hits in BM25Index.build(["w1023", "w1024"]).search([text], 5, True)] == [1]
+
+
+def test_the_embedded_engine_gives_indices():
+    engine = open_engine("embedded", run="any", shards=5)
+    with engine.index(["the fever", "cough"], "0-member") as index:
+        assert isinstance(index, Index)
+        assert [row for row, _ in index.search(["fever"], 5)[0]] == [0]
+    assert engine.check() == {"engine": "embedded", "tantivy": metadata.version("tantivy")}
+    # elsewhere the package is not even imported
+    code = "import sys, fedmem.retrieval, fedmem.detect; sys.exit('elasticsearch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_more_hits_than_texts_may_be_asked_for():
