@@ -10,50 +10,43 @@ one sampled suffix of client k; ten matches with the same client are one hit. Wi
     MR_inter = Σ_j w_j · mean over k ≠ j of MR(j→k)
     MR_total = prefixes that hit any client / Σ n_j
 
-Member suffixes give MR; held-out suffixes, which nobody trained on, give the control in the same way. 0/0 is NaN: the
-row of a client without prefixes (and with it each aggregate in which that client has weight), MR_inter of one client.
+Member suffixes give MR; held-out suffixes, which nobody trained on, give the control in the same way; excess is MR −
+control, both on the same prefixes. 0/0 is NaN: the row of a client without prefixes (and with it each aggregate in
+which that client has weight), MR_inter of one client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from fedmem.intervals import effective_prefixes, wilson
+from fedmem.counting import (
+    COUNTINGS,
+    KINDS,
+    PARTS,
+    Counts,
+    Memorization,
+    MetricsError,
+    check_counting,
+    is_match,
+    others,
+    weighted,
+)
+from fedmem.intervals import effective_prefixes, holm, mcnemar, paired_difference, tango, wilson
 
-COUNTINGS = ("paper", "strict", "verbatim")
-KINDS = ("verbatim", "paraphrase_high", "paraphrase_low", "paraphrase", "idea")
-UNTYPED = "paraphrase"
-STRICT_SCORE = 0.5  # a classifier score above it calls two sentences the same
+__all__ = [
+    "CELLS", "COUNTINGS", "EXCESS", "KINDS", "PARTS", "SUMMARY", "Memorization", "MetricsError", "as_record", "cells",
+    "excess", "is_match", "kinds", "memorization", "summary",
+]  # fmt: skip
 
 CELLS = ["prefix_client", "suffix_client", "member", "counting", "n", "hits", "ratio", "low", "high"]
+EXCESS = [
+    "prefix_client", "suffix_client", "counting", "n", "only_member", "only_control", "excess", "low", "high",
+    "p_value", "p_holm",
+]  # fmt: skip
 SUMMARY = ["metric", "counting", "value", "low", "high", "n"]
-
-
-class MetricsError(ValueError):
-    """Tables that do not fit together, or a counting that does not exist."""
-
-
-@dataclass(frozen=True, eq=False)
-class Memorization:
-    """Shares in 0 … 1 of one run under one counting.
-
-    matrix: L × L, row = prefix client j, column = suffix client k, in the order of `clients`. NaN where undefined.
-    intra, inter, total: the aggregates. hits, n: the matrix's numerators (L × L) and denominators (L).
-    """
-
-    matrix: np.ndarray
-    intra: float
-    inter: float
-    total: float
-    hits: np.ndarray
-    n: np.ndarray
-    clients: tuple
-    counting: str
-    member: bool
 
 
 def memorization(
@@ -76,8 +69,8 @@ def memorization(
     suffixes: client, member; when given, a client without sampled suffixes of that membership gives NaN, not 0.
     Raises MetricsError for a missing column, an unknown counting or client, a match whose prefix was not sampled.
     """
-    _check_counting(counting)
-    return _Counts(matches, prefixes, clients, suffixes).memorization(counting, member)
+    check_counting(counting)
+    return Counts(matches, prefixes, clients, suffixes).memorization(counting, member)
 
 
 def cells(
@@ -93,11 +86,32 @@ def cells(
     ratio = hits / n with its Wilson interval (Wilson 1927), [low, high] within 0 … 1; hits is NaN where undefined.
     Arguments and errors as in `memorization`; confidence is the interval's coverage, between 0 and 1.
     """
-    counts, parts = _Counts(matches, prefixes, clients, suffixes), []
+    counts, parts = Counts(matches, prefixes, clients, suffixes), []
     for member in (True, False):
         for counting in countings:
-            _check_counting(counting)
+            check_counting(counting)
             parts.append(_cells(counts.memorization(counting, member), confidence))
+    return pd.concat(parts, ignore_index=True)
+
+
+def excess(
+    matches: pd.DataFrame,
+    prefixes: pd.DataFrame,
+    clients: pd.DataFrame,
+    confidence: float = 0.95,
+    suffixes: pd.DataFrame | None = None,
+    countings: Iterable[str] = COUNTINGS,
+) -> pd.DataFrame:
+    """MR(j→k) − control(j→k), a row for each prefix client, suffix client and counting: columns EXCESS.
+
+    only_member: prefixes of j that hit k's member suffixes and none of its held-out ones; only_control: the reverse.
+    excess = (only_member − only_control) / n with Tango's interval (1998), in −1 … 1; p_value: exact McNemar's test
+    that there is no excess; p_holm: adjusted by Holm over the cells of one counting. NaN where either is undefined.
+    """
+    counts, parts = Counts(matches, prefixes, clients, suffixes), []
+    for counting in countings:
+        check_counting(counting)
+        parts.append(_excess_cells(counts, counting, confidence))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -109,41 +123,46 @@ def summary(
     suffixes: pd.DataFrame | None = None,
     countings: Iterable[str] = COUNTINGS,
 ) -> pd.DataFrame:
-    """One row for each aggregate and counting: mr_intra, mr_inter, mr_total, and control_… on held-out suffixes.
+    """One row for each aggregate and counting: mr_…, control_… (held-out suffixes), excess_… (their difference).
 
-    n is the number of sampled prefixes. The interval is Wilson's with an effective number of prefixes, see
-    `intervals.effective_prefixes`, so it keeps a width at 0 hits. It speaks of sampled prefixes for one trained model;
-    how training varies shows only between seeds. Arguments and errors as in `cells`.
+    n is the number of sampled prefixes. The intervals of mr and control are Wilson's with an effective number of
+    prefixes (`intervals.effective_prefixes`), those of excess Tango's (`intervals.paired_difference`): all keep a width
+    at 0 hits. They speak of sampled prefixes for one trained model; how training varies shows only between seeds.
+    Arguments and errors as in `cells`.
     """
-    counts, rows = _Counts(matches, prefixes, clients, suffixes), []
+    counts, rows = Counts(matches, prefixes, clients, suffixes), []
     for counting in countings:
-        _check_counting(counting)
+        check_counting(counting)
         for name, member in (("mr", True), ("control", False)):
             rows += _aggregates(counts, counts.memorization(counting, member), name, confidence)
+        rows += _excesses(counts, counting, confidence)
     return pd.DataFrame(rows, columns=SUMMARY)
+
+
+def kinds(
+    matches: pd.DataFrame,
+    prefixes: pd.DataFrame,
+    clients: pd.DataFrame,
+    suffixes: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    """Of what kinds the hits are: metric (mr_intra … control_total), kind, value (share of prefixes), n.
+
+    A prefix counts once for a client (for total: once), as the first of verbatim, paraphrase_high, paraphrase_low,
+    paraphrase (untyped), idea among its matches there; so the kinds sum to the ratio of paper counting.
+    """
+    counts, rows = Counts(matches, prefixes, clients, suffixes), []
+    for name, member in (("mr", True), ("control", False)):
+        first = _first_kinds(counts, member)
+        best = first.min(axis=1, initial=len(KINDS))
+        values = {kind: _shares(counts, first == place, best == place, member) for place, kind in enumerate(KINDS)}
+        rows += [(f"{name}_{part}", kind, values[kind][part], int(counts.n.sum())) for part in PARTS for kind in KINDS]
+    return pd.DataFrame(rows, columns=["metric", "kind", "value", "n"])
 
 
 def as_record(summary: pd.DataFrame) -> dict[str, float | None]:
     """The summary's values in one flat record, {"mr_intra_paper": 0.12, …}; None where undefined, as JSON wants it."""
     named = zip(summary["metric"] + "_" + summary["counting"], summary["value"], strict=True)
     return {name: None if pd.isna(value) else float(value) for name, value in named}
-
-
-def is_match(matches: pd.DataFrame, counting: str = "paper") -> pd.Series:
-    """Which rows of `matches` count, as booleans in their order. An untyped candidate is never counted as strict."""
-    _check_counting(counting)
-    _need(matches, ["kind", *(["score", "identical_sentence"] if counting == "strict" else [])], "matches")
-    kind = matches["kind"].astype(object).where(matches["kind"].notna(), None)
-    unknown = sorted(set(kind.dropna().unique()) - set(KINDS))
-    if unknown:
-        raise MetricsError(f"matches, column kind: got {unknown}; allowed are {', '.join(KINDS)}, or null")
-    if counting == "paper":
-        return kind.notna()
-    verbatim = kind == "verbatim"
-    if counting == "verbatim":
-        return verbatim
-    same = matches["identical_sentence"].eq(True) | pd.to_numeric(matches["score"]).gt(STRICT_SCORE)
-    return verbatim | (same.fillna(False).astype(bool) & ~kind.isin(["idea", UNTYPED]))
 
 
 def _cells(result: Memorization, confidence: float) -> pd.DataFrame:
@@ -165,11 +184,42 @@ def _cells(result: Memorization, confidence: float) -> pd.DataFrame:
     return pd.DataFrame(columns, columns=CELLS)
 
 
-def _aggregates(counts: _Counts, result: Memorization, name: str, confidence: float) -> list[tuple]:
+def _excess_cells(counts: Counts, counting: str, confidence: float) -> pd.DataFrame:
+    size = len(counts.clients)
+    sides = [prefix * size + target for prefix, target in (counts.pairs(counting, side) for side in (True, False))]
+    only = []
+    for one, other in (sides, sides[::-1]):
+        prefix, target = np.divmod(np.setdiff1d(one, other, assume_unique=True), size)
+        only.append(np.bincount(counts.owner[prefix] * size + target, minlength=size * size).astype(float))
+    undefined = counts.undefined(counting, True) | counts.undefined(counting, False)
+    n = np.repeat(counts.n, size)
+    gone = np.tile(undefined, size) | (n == 0)
+    only = [np.where(gone, np.nan, part) for part in only]
+    low, high = tango(*only, n, confidence)
+    p_value = [np.nan if np.isnan(b) else mcnemar(b, c) for b, c in zip(*only, strict=True)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = (only[0] - only[1]) / n
+    columns = {
+        "prefix_client": np.repeat(counts.clients, size),
+        "suffix_client": np.tile(counts.clients, size),
+        "counting": counting,
+        "n": n,
+        "only_member": only[0],
+        "only_control": only[1],
+        "excess": value,
+        "low": low,
+        "high": high,
+        "p_value": p_value,
+        "p_holm": holm(p_value),
+    }
+    return pd.DataFrame(columns, columns=EXCESS)
+
+
+def _aggregates(counts: Counts, result: Memorization, name: str, confidence: float) -> list[tuple]:
     everybody = result.n.sum()
     effective = {
         "intra": effective_prefixes(np.diag(result.matrix), counts.weights, result.n),
-        "inter": effective_prefixes(_others(result.matrix), counts.weights, result.n),
+        "inter": effective_prefixes(others(result.matrix), counts.weights, result.n),
         "total": everybody,
     }
     rows = []
@@ -180,116 +230,33 @@ def _aggregates(counts: _Counts, result: Memorization, name: str, confidence: fl
     return rows
 
 
-def _others(matrix: np.ndarray) -> np.ndarray:
-    """For each row the mean of what is not on the diagonal; NaN for a 1 × 1 matrix."""
-    size = len(matrix)
-    if size < 2:
-        return np.full(size, np.nan)
-    return matrix[~np.eye(size, dtype=bool)].reshape(size, size - 1).mean(axis=1)
+def _excesses(counts: Counts, counting: str, confidence: float) -> list[tuple]:
+    member, control = (counts.by_prefix(counting, side) for side in (True, False))
+    rows = []
+    for part in PARTS:
+        difference = member[part] - control[part]
+        sides = (counts.client_means(np.maximum(sign * difference, 0)) for sign in (1, -1))
+        value, low, high = paired_difference(*sides, counts.weights_of(part), counts.n, confidence)
+        rows.append((f"excess_{part}", counting, float(value), float(low), float(high), int(counts.n.sum())))
+    return rows
 
 
-def _weighted(values: np.ndarray, weights: np.ndarray) -> float:
-    # a client of weight 0 adds nothing, even where its share is NaN; no weights at all leave nothing defined
-    return float(np.sum(weights[weights > 0] * values[weights > 0])) if (weights > 0).any() else np.nan
+def _first_kinds(counts: Counts, member: bool) -> np.ndarray:
+    """Prefixes × suffix clients: the place in KINDS of the first kind among the matches there, len(KINDS) without."""
+    order, size = pd.Index(KINDS).get_indexer(counts.matches["kind"]), len(counts.clients)
+    chosen = (counts.member == member) & counts.flag("paper")
+    first = np.full(len(counts.owner) * size, len(KINDS), dtype=np.int8)
+    np.minimum.at(first, counts.prefix[chosen] * size + counts.target[chosen], order[chosen].astype(np.int8))
+    return first.reshape(len(counts.owner), size)
 
 
-class _Counts:
-    """The tables, checked once and turned into positions, so that every counting is a few array operations."""
-
-    def __init__(
-        self, matches: pd.DataFrame, prefixes: pd.DataFrame, clients: pd.DataFrame, suffixes: pd.DataFrame | None
-    ) -> None:
-        _need(matches, ["prefix_id", "prefix_client", "suffix_client", "member", "kind"], "matches")
-        _need(prefixes, ["prefix_id", "client"], "prefixes")
-        self.clients, self.weights = _client_weights(clients)
-        self.owner = _positions(prefixes["client"], self.clients, "prefixes, column client")
-        self.n = np.bincount(self.owner, minlength=len(self.clients))
-        self.matches = matches
-        _positions(matches["prefix_client"], self.clients, "matches, column prefix_client")
-        self.target = _positions(matches["suffix_client"], self.clients, "matches, column suffix_client")
-        self.prefix = _sampled(matches, prefixes)
-        if matches["member"].isna().any():
-            raise MetricsError("matches, column member: a value is missing; allowed are True and False")
-        self.member = matches["member"].to_numpy(dtype=bool)
-        self.untyped = matches["kind"].isin([UNTYPED]).to_numpy()
-        self.probed = {side: self._probed(suffixes, side) for side in (True, False)}
-        self._flags: dict[str, np.ndarray] = {}
-
-    def memorization(self, counting: str, member: bool) -> Memorization:
-        side, size = self.member == member, len(self.clients)
-        counted = side & self._flag(counting)
-        pairs = np.unique(self.prefix[counted] * size + self.target[counted])  # one prefix counts once for a client
-        prefix, target = np.divmod(pairs, size)
-        hits = np.bincount(self.owner[prefix] * size + target, minlength=size * size).reshape(size, size)
-        with np.errstate(invalid="ignore"):
-            matrix = hits / self.n[:, None]  # 0/0 is NaN, and hits without prefixes cannot be
-        matrix[:, ~self.probed[member]] = np.nan
-        undefined = not len(self.owner) or not self.probed[member].any()
-        if counting == "strict" and (self.untyped & side).any():
-            matrix[:], undefined = np.nan, True
-        total = np.nan if undefined else len(np.unique(prefix)) / len(self.owner)
-        intra, inter = (_weighted(part, self.weights) for part in (np.diag(matrix), _others(matrix)))
-        return Memorization(matrix, intra, inter, total, hits, self.n, self.clients, counting, member)
-
-    def _flag(self, counting: str) -> np.ndarray:
-        if counting not in self._flags:
-            self._flags[counting] = is_match(self.matches, counting).to_numpy()
-        return self._flags[counting]
-
-    def _probed(self, suffixes: pd.DataFrame | None, member: bool) -> np.ndarray:
-        """Which clients have suffixes of this membership; all of them when the table is not given."""
-        if suffixes is None:
-            return np.ones(len(self.clients), dtype=bool)
-        _need(suffixes, ["client", "member"], "suffixes")
-        side = suffixes.loc[suffixes["member"].to_numpy(dtype=bool) == member, "client"]
-        return np.bincount(_positions(side, self.clients, "suffixes, column client"), minlength=len(self.clients)) > 0
-
-
-def _client_weights(clients: pd.DataFrame) -> tuple[tuple, np.ndarray]:
-    """Clients in ascending order, and each one's share of all training rows."""
-    _need(clients, ["client", "n_train"], "clients")
-    ordered = clients.sort_values("client")
-    if ordered["client"].duplicated().any():
-        double = ordered.loc[ordered["client"].duplicated(), "client"].tolist()
-        raise MetricsError(f"clients: client {double[0]!r} stands there twice; give one row a client")
-    rows = ordered["n_train"].to_numpy(dtype=float)
-    if not (rows >= 0).all():
-        raise MetricsError("clients, column n_train: numbers of training rows, 0 or more, are allowed")
-    return tuple(ordered["client"].tolist()), rows / rows.sum() if rows.sum() else np.zeros(len(rows))
-
-
-def _positions(values: pd.Series, clients: tuple, where: str) -> np.ndarray:
-    positions = pd.Index(clients).get_indexer(values)
-    if (positions < 0).any():
-        strangers = values[positions < 0].unique().tolist()
-        raise MetricsError(f"{where}: got {strangers[:5]}, not among the clients {list(clients)[:10]}; add them there")
-    return positions.astype(np.int64)
-
-
-def _sampled(matches: pd.DataFrame, prefixes: pd.DataFrame) -> np.ndarray:
-    """For each match the position of its prefix; identities hold within a client."""
-    known = pd.MultiIndex.from_frame(prefixes[["client", "prefix_id"]])
-    if not known.is_unique:
-        client, prefix = known[known.duplicated()][0]
-        raise MetricsError(f"prefixes: prefix {prefix} of client {client} stands there twice; give each one row")
-    positions = known.get_indexer(pd.MultiIndex.from_frame(matches[["prefix_client", "prefix_id"]]))
-    if (positions < 0).any():
-        client, prefix = matches.loc[positions < 0, ["prefix_client", "prefix_id"]].iloc[0]
-        raise MetricsError(
-            f"matches: prefix {prefix} of client {client} is not among the sampled prefixes; "
-            "give the `prefixes` table of the same generate stage"
-        )
-    return positions.astype(np.int64)
-
-
-def _check_counting(counting: str) -> None:
-    if counting not in COUNTINGS:
-        raise MetricsError(f"counting = {counting!r}: allowed are {', '.join(COUNTINGS)}")
-
-
-def _need(frame: pd.DataFrame, columns: list[str], name: str) -> None:
-    missing = [column for column in columns if column not in frame.columns]
-    if missing:
-        raise MetricsError(
-            f"{name}: column {', '.join(missing)} is missing; it has {', '.join(map(str, frame.columns))}"
-        )
+def _shares(counts: Counts, hit: np.ndarray, any_hit: np.ndarray, member: bool) -> dict[str, float]:
+    """intra and inter of the pairs of prefix and client in `hit`, total of the prefixes in `any_hit`."""
+    size = len(counts.clients)
+    with np.errstate(invalid="ignore"):
+        matrix = np.stack([np.bincount(counts.owner, column, size) for column in hit.T], axis=1) / counts.n[:, None]
+    undefined = counts.undefined("paper", member)
+    matrix[:, undefined] = np.nan
+    total = np.nan if undefined.all() or not len(hit) else float(any_hit.mean())
+    inter = weighted(others(matrix), counts.weights)
+    return {"intra": weighted(np.diag(matrix), counts.weights), "inter": inter, "total": total}

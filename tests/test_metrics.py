@@ -9,6 +9,7 @@ import pytest
 from statsmodels.stats.proportion import proportion_confint
 
 from fedmem import metrics
+from fedmem.intervals import tango
 from fedmem.metrics import MetricsError, memorization
 
 NAN = float("nan")
@@ -180,7 +181,9 @@ def test_cells_are_nan_where_strict_is_undefined():
 def test_summary_and_its_record(three):
     table = metrics.summary(*three)
     assert list(table.columns) == metrics.SUMMARY
-    assert set(table["metric"]) == {f"{a}_{b}" for a in ("mr", "control") for b in ("intra", "inter", "total")}
+    assert set(table["metric"]) == {
+        f"{a}_{b}" for a in ("mr", "control", "excess") for b in ("intra", "inter", "total")
+    }
     assert table["n"].eq(11).all()
     values = table.set_index(["metric", "counting"])["value"]
     assert values["mr_intra", "paper"] == memorization(*three).intra
@@ -190,6 +193,63 @@ def test_summary_and_its_record(three):
     record = metrics.as_record(metrics.summary(*frames([2], [5], [(0, 0, 0, "idea")])))
     assert record["mr_intra_paper"] == 0.5
     assert record["mr_inter_paper"] is None
+
+
+def test_excess_is_what_members_have_more_than_the_control(three):
+    table = metrics.summary(*three).set_index(["metric", "counting"])
+    # intra: 0.6·(2/4 − 0) + 0.3·(2/2 − 0) + 0.1·(0 − 1/5); total: (5 − 1)/11, as 2-0 hits the control alone
+    assert table.loc[("excess_intra", "paper"), "value"] == pytest.approx(0.58)
+    assert table.loc[("excess_total", "paper"), "value"] == pytest.approx(4 / 11)
+    low, high = map(float, tango(5, 1, 11))
+    assert table.loc[("excess_total", "paper"), ["low", "high"]].tolist() == pytest.approx([low, high])
+    inter = table.loc[("mr_inter", "paper"), "value"] - table.loc[("control_inter", "paper"), "value"]
+    assert table.loc[("excess_inter", "paper"), "value"] == pytest.approx(inter)
+
+
+def test_excess_of_cells_counts_prefixes_that_differ():
+    # client 0: prefixes 0, 1, 2 hit members of client 1, 2 and 3 its held-out ones: 2 against 1 of 5
+    found = [(0, i, 1, "idea") for i in (0, 1, 2)] + [(0, i, 1, "verbatim", False) for i in (2, 3)]
+    table = metrics.excess(*frames([5, 0], [1, 1], found))
+    assert list(table.columns) == metrics.EXCESS
+    cell = table.query("counting == 'paper' and prefix_client == 0 and suffix_client == 1").iloc[0]
+    assert (cell["n"], cell["only_member"], cell["only_control"]) == (5, 2, 1)
+    assert cell["excess"] == pytest.approx(0.2)
+    assert (cell["low"], cell["high"]) == pytest.approx([float(bound) for bound in tango(2, 1, 5)])
+    assert cell["p_value"] == pytest.approx(1)  # two heads of three, either way
+    assert table.query("prefix_client == 1")[["excess", "low", "p_value"]].isna().all(axis=None)
+    untyped = metrics.excess(*frames([5], [1], [(0, 0, 0, "paraphrase", False)]))
+    assert untyped.query("counting == 'strict'")["excess"].isna().all()
+    assert untyped.query("counting == 'paper'")["excess"].tolist() == [-0.2]
+
+
+def test_holm_is_over_the_cells_of_one_counting():
+    found = [(j, i, 0, "verbatim") for j in range(2) for i in range(10)]
+    table = metrics.excess(*frames([10, 10], [1, 1], found)).query("counting == 'verbatim'")
+    # ten of ten, either way: 2/2¹⁰, twice; the other two cells are 1: ·4 for the first, ·3 for the second, never less
+    assert table["p_value"].tolist() == pytest.approx([2 / 1024, 1, 2 / 1024, 1])
+    assert table["p_holm"].tolist() == pytest.approx([8 / 1024, 1, 8 / 1024, 1])
+
+
+def test_a_prefix_counts_once_as_its_first_kind(three):
+    table = metrics.kinds(*three).set_index(["metric", "kind"])["value"]
+    # own client: 0-0 verbatim (and paraphrase_low), 0-1 idea, 1-0 verbatim, 1-1 paraphrase_high
+    assert table["mr_intra"].to_dict() == pytest.approx(
+        {
+            "verbatim": 0.6 / 4 + 0.3 / 2,
+            "paraphrase_high": 0.3 / 2,
+            "paraphrase_low": 0,
+            "paraphrase": 0,
+            "idea": 0.6 / 4,
+        }
+    )
+    # any client: 0-1 is paraphrase_high (with client 1) before idea, 2-4 idea
+    assert table["mr_total"].to_dict() == pytest.approx(
+        {"verbatim": 2 / 11, "paraphrase_high": 2 / 11, "paraphrase_low": 0, "paraphrase": 0, "idea": 1 / 11}
+    )
+    paper = metrics.summary(*three).query("counting == 'paper'").set_index("metric")["value"]
+    for metric in ("mr_intra", "mr_inter", "mr_total", "control_intra", "control_inter", "control_total"):
+        assert table[metric].sum() == pytest.approx(paper[metric])
+    assert metrics.kinds(*frames([1, 0], [1, 1], []))["value"].isna().sum() == 20  # 0/0 of intra and inter
 
 
 def test_tables_do_not_depend_on_the_order_of_the_rows(three):
