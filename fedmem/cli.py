@@ -246,17 +246,19 @@ def show_parameters(options: argparse.Namespace) -> int:
 
 def look_after_server(options: argparse.Namespace) -> int:
     """Prints what the server is and its leftovers, or removes some by name; 1 where server or name will not do."""
-    from fedmem import elastic
+    from fedmem import elastic_leftovers
+    from fedmem.elastic_server import Connection, ElasticError, Server
 
     try:
-        server = elastic.Elastic(elastic.Connection.from_environment())
-        print(*(f"{name}: {value}" for name, value in server.check().items()), sep="\n")
+        server = Server(Connection.from_environment())
+        about = server.check(STAGES["detect"].model_fields["max_query_terms"].default)
+        print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
         if options.action == "leftovers":
-            _print_leftovers(server.leftovers())
+            _print_leftovers(elastic_leftovers.leftovers(server))
         for name in options.names:
-            server.remove(name)
+            elastic_leftovers.remove(server, name)
             print(f"removed {name}")
-    except elastic.ElasticError as error:
+    except ElasticError as error:
         print(f"fedmem: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,32 +1,26 @@
 """The retrieval engine on an Elasticsearch server, through its official client: the embedded engine's ranking.
 
 Texts arrive as the tokens that `fedmem.retrieval` makes, so that no server's Unicode tables matter, and only the
-inverted index keeps them. An index belongs to one run, lives while it is searched and is deleted by its exact name;
-what a killed run leaves behind carries a tag and an alias by which it is listed, and goes by name only. No request
-names a wildcard. Knows no prefix, client or match.
+inverted index keeps them. An index belongs to one run, is marked as `fedmem.elastic_leftovers` says, lives while it is
+searched and is deleted by its exact name. Knows no prefix, client or match.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from typing import Any
 
 from elasticsearch import BadRequestError
 
+from fedmem.elastic_leftovers import ALIAS, NAME, delete, tag, tag_of
 from fedmem.elastic_server import PASSING, Busy, Connection, ElasticError, Patience, Server, Vanished, error_kinds
 from fedmem.retrieval import K1, MAX_QUERY_TERMS, B, Hits, Index, strings, tokens
 
 __all__ = ["Connection", "Elastic", "ElasticError", "ElasticIndex", "Patience"]
-
-ALIAS = "fedmem-indices"  # lists them all by an exact name, where a pattern could meet somebody else's
-NAME = re.compile(r"fedmem-[a-z0-9][a-z0-9-]*")
 
 _WINDOW = 10_000  # hits of one search: the server's default limit
 _TEXTS_AT_ONCE, _QUERIES_AT_ONCE = 1000, 64
@@ -84,7 +78,6 @@ class Elastic:
 
     def create(self, name: str) -> None:
         """Makes an empty index, tagged, with every setting that ranking depends on stated."""
-        tag = {"run": self._run, "host": socket.gethostname(), "pid": os.getpid(), "created": _now()}
         settings = {
             "number_of_shards": self._shards,
             "number_of_replicas": 0,
@@ -94,7 +87,7 @@ class Elastic:
         mappings = {
             "dynamic": "strict",
             "_source": {"enabled": False},
-            "_meta": {"fedmem": tag},
+            "_meta": tag(self._run),
             "properties": {
                 "row": {"type": "integer"},
                 "text": {"type": "text", "analyzer": "whitespace", "index_options": "freqs"},
@@ -126,7 +119,9 @@ class Elastic:
             rows = ", ".join(f"{row} ({kind})" for row, kind in sorted(failed.items())[:10])
             problem = f"{count} of {len(texts)} texts got in" + (f"; {len(failed)} failed, rows {rows}" if rows else "")
             raise self.server.error(doing, problem, "nothing was searched; find the cause in its log, then run again")
-        if self.tag(name) is None:  # a bulk request to an index that vanished makes another one, with a guessed mapping
+        if (
+            tag_of(self.server, name) is None
+        ):  # a bulk request to an index that vanished makes another one, with a guessed mapping
             raise self.server.error(doing, "the index was replaced", "run again", Vanished)
 
     def _bulk(self, **arguments: Any) -> dict[int, str]:
@@ -168,51 +163,8 @@ class Elastic:
         """Deletes one index that this engine named; for any other name a ValueError, and no request."""
         if name not in self._created or not NAME.fullmatch(name):
             raise ValueError(f"{name!r} was not made here; only exact names that this run created are deleted")
-        self._delete(name)
+        delete(self.server, name)
         self._created.discard(name)
-
-    def _delete(self, name: str) -> None:
-        with suppress(Vanished):
-            self.server.request(
-                f"deleting {name}",
-                self.server.client.indices.delete,
-                self.server.patience.less(),
-                index=name,
-                expand_wildcards="none",
-            )
-
-    # --- what killed runs left ---------------------------------------------------------------------------------------
-
-    def tag(self, name: str) -> dict[str, Any] | None:
-        """The tag of the index of exactly this name; None where fedmem did not make it. Raises Vanished."""
-        call: Callable[..., Any] = self.server.client.indices.get_mapping
-        found = self.server.request(f"reading the tag of {name}", call, index=name, expand_wildcards="none")
-        return found.get(name, {}).get("mappings", {}).get("_meta", {}).get("fedmem")
-
-    def leftovers(self) -> list[dict[str, Any]]:
-        """fedmem's indices on the server, oldest first: name, run, host, pid, created, in_use (None: other host)."""
-        try:
-            names = sorted(self.server.request("listing", self.server.client.indices.get_alias, name=ALIAS))
-        except Vanished:  # no index has the alias
-            return []
-        found = []
-        for name in filter(NAME.fullmatch, names):
-            with suppress(Vanished):  # its run has ended meanwhile
-                if (tag := self.tag(name)) is not None:
-                    found.append({"name": name} | tag | {"in_use": _in_use(tag)})
-        return sorted(found, key=lambda one: (one["created"], one["name"]))
-
-    def remove(self, name: str) -> None:
-        """Deletes one leftover by its exact name; ElasticError when it is not there, not fedmem's, or in use."""
-        doing, listing = f"removing {name!r}", "`fedmem elasticsearch leftovers` lists the names"
-        if not NAME.fullmatch(name):
-            raise self.server.error(doing, "not sent, this is no name that fedmem gives", listing)
-        tag = self.tag(name)
-        if tag is None:
-            raise self.server.error(doing, "fedmem did not make this index, so it stays", listing)
-        if _in_use(tag):
-            raise self.server.error(doing, f"process {tag['pid']} is using it", "end that run first")
-        self._delete(name)
 
 
 class ElasticIndex(Index):
@@ -303,20 +255,3 @@ def _batches(items: Iterable[int], chars: Callable[[int], int], count: int) -> I
         total += size
     if batch:
         yield batch
-
-
-def _in_use(tag: Mapping[str, Any]) -> bool | None:
-    """Whether the process that made an index lives; None on another host, where that is not to be seen."""
-    if tag["host"] != socket.gethostname():
-        return None
-    try:
-        os.kill(tag["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

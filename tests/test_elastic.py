@@ -25,9 +25,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmem import elastic
-from fedmem.detect import find_candidates, retrieval_record
-from fedmem.elastic import ALIAS, Connection, Elastic, ElasticError, Patience
+from fedmem import runs
+from fedmem.detect import find_candidates, find_matches, retrieval_record
+from fedmem.elastic import Connection, Elastic, ElasticError, Patience
+from fedmem.elastic_leftovers import ALIAS, NAME, leftovers, remove
 from fedmem.retrieval import BM25Index, stop_words, tokens
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -99,7 +100,7 @@ def engine(connection):
 
 
 def ours(engine):
-    return [one["name"] for one in engine.leftovers() if one["run"] == engine._run]
+    return [one["name"] for one in leftovers(engine.server) if one["run"] == engine._run]
 
 
 def agree(found, expected):
@@ -211,7 +212,7 @@ def test_candidates_are_the_same_and_the_record_says_what_was_left_out(engine):
 def test_the_index_is_as_stated(engine):
     with engine.index(["fever"]):
         [name] = ours(engine)
-        assert elastic.NAME.fullmatch(name)
+        assert NAME.fullmatch(name)
         indices = engine.server.client.indices
         mapping = indices.get_mapping(index=name)[name]["mappings"]
         assert mapping["properties"]["text"]["type"] == "text"
@@ -311,13 +312,13 @@ def test_foreign_indices_are_untouched(engine):  # B56
         before = state(client, names)
         prefixes, suffixes = tables()
         assert len(find_candidates(prefixes, suffixes, 3, engine)) > 50
-        assert not {one["name"] for one in engine.leftovers()} & set(names)
+        assert not {one["name"] for one in leftovers(engine.server)} & set(names)
         with pytest.raises(ElasticError, match="fedmem did not make this index, so it stays"):
-            engine.remove(names[1])
+            remove(engine.server, names[1])
         with pytest.raises(ElasticError, match="no name that fedmem gives"):
-            engine.remove(names[0])
+            remove(engine.server, names[0])
         with pytest.raises(ElasticError, match="no name that fedmem gives"):
-            engine.remove("fedmem-*")
+            remove(engine.server, "fedmem-*")
         assert state(client, names) == before
         assert before[0][1] == 2
 
@@ -393,7 +394,7 @@ def test_a_run_on_the_server_matches_the_embedded_one_and_writes_no_secret(conne
     study.parent.mkdir()
     study.write_text(
         "title: Alike?\nbase: small\nparameters: {algorithm: none, train_rows: 6, test_rows: 2, heldout_rows: 6, "
-        "n_prefixes: 4, max_new_tokens: 30, prefix_tokens: 20}\ngrid: {retriever: [embedded, elasticsearch]}\n"
+        "n_prefixes: 4, max_new_tokens: 30, prefix_tokens: 20, retriever: elasticsearch}\n"
     )
 
     def run(**environment):
@@ -424,9 +425,11 @@ def test_a_run_on_the_server_matches_the_embedded_one_and_writes_no_secret(conne
     good = run()  # goes on where the other stopped
     assert good.returncode == 0, good.stderr
     assert leaky() == []
-    found = {path.name.split("-")[0]: path for path in tmp_path.glob("results/detect/*") if path.is_dir()}
-    tables = {name: pd.read_parquet(folder / "matches.parquet") for name, folder in found.items()}
-    pd.testing.assert_frame_equal(tables["elasticsearch"], tables["embedded"], rtol=1e-5)
-    records = {name: json.loads((folder / "retrieval.json").read_text()) for name, folder in found.items()}
-    assert records["elasticsearch"]["server"]
-    assert records["elasticsearch"]["indices"] == records["embedded"]["indices"]
+    detected, generated = (runs.finished(stage, tmp_path / "results")[0] for stage in ("detect", "generate"))
+    prefixes, suffixes = generated.table("prefixes"), generated.table("suffixes")
+    expected = find_matches(find_candidates(prefixes, suffixes, 10), prefixes, suffixes, progress=False)
+    matches = detected.table("matches")
+    pd.testing.assert_frame_equal(matches, expected, rtol=1e-5, check_dtype=False)
+    record = detected.json("retrieval")
+    assert record["engine"] == "elasticsearch"
+    assert record == record | retrieval_record(prefixes, suffixes)

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import elasticsearch
 import pytest
 
-from fedmem import elastic
+from fedmem import elastic, elastic_leftovers
 from fedmem.elastic import Connection, Elastic, ElasticError, Patience
 from fedmem.retrieval import open_engine
 
@@ -130,7 +130,7 @@ def stub():
         assert "*" not in path
         assert "_all" not in path
         if method == "DELETE":
-            assert elastic.NAME.fullmatch(path.split("?")[0].strip("/"))
+            assert elastic_leftovers.NAME.fullmatch(path.split("?")[0].strip("/"))
 
 
 def engine(stub, patience=QUICK, **other):
@@ -420,13 +420,13 @@ def test_only_what_was_made_here_is_deleted(stub, name):  # B56
 )
 def test_a_leftover_goes_by_its_exact_name_only(stub, name):  # B56
     with pytest.raises(ElasticError, match="this is no name that fedmem gives; `fedmem elasticsearch leftovers`"):
-        engine(stub).remove(name)
+        elastic_leftovers.remove(engine(stub).server, name)
     assert stub.log == []
 
 
 def test_nothing_to_list_is_an_empty_list_and_no_deletion(stub):
     stub.faults["alias"] = (404, {"error": "alias [fedmem-indices] missing", "status": 404})
-    assert engine(stub).leftovers() == []
+    assert elastic_leftovers.leftovers(engine(stub).server) == []
     assert requests(stub) == {"alias": 1}
 
 
