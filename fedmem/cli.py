@@ -99,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
     if not plan.report_to_do:
         print(f"{plan.study.name}: nothing to do, all {len(plan.states)} stages are finished")
         return _print_result(plan.study)
+    _check_server_is_named(plan)
     with _only_runner() as lock:
         study.write_description(plan.study)
         print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {options.cores} at once")
@@ -106,6 +107,17 @@ def run(options: argparse.Namespace) -> int:
         if code and any(_is_finished(r.jobs["analyze"]) for r in plan.study.runs):
             _session([study.report_job(plan.study, [])], options, lock)
     return _print_result(plan.study) or code
+
+
+def _check_server_is_named(plan: study.Plan) -> None:
+    """Before hours of training: does the environment say which Elasticsearch server the detect stages shall ask?"""
+    if any(getattr(job.config, "retriever", "") == "elasticsearch" for job in plan.to_do):
+        from fedmem.elastic_server import Connection, ElasticError
+
+        try:
+            Connection.from_environment()
+        except ElasticError as error:
+            raise ConfigError(f"retriever: got 'elasticsearch', but {error}") from None
 
 
 @contextlib.contextmanager

@@ -9,11 +9,14 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
 
 import elasticsearch
 import pytest
 
-from fedmem import elastic, elastic_leftovers
+from fedmem import cli, elastic, elastic_leftovers
+from fedmem.config import DetectConfig
 from fedmem.elastic import Connection, Elastic, ElasticError, Patience
 from fedmem.retrieval import open_engine
 
@@ -474,6 +477,20 @@ def test_engines_are_opened_by_name(monkeypatch):
         open_engine("lucene")
 
 
+def test_a_study_that_names_no_server_stops_before_any_stage(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("FEDMEM_ES_URL", raising=False)
+    monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
+    study = Path(__file__).resolve().parent.parent / "params" / "studies" / "demo.yaml"
+    assert cli.main(["run", str(study), "--set", "retriever=elasticsearch"]) == 2
+    assert "retriever: got 'elasticsearch', but FEDMEM_ES_URL is not set" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_shards_matter_on_a_server_alone():
+    assert DetectConfig(shards=5).effective()["shards"] is None
+    assert DetectConfig(retriever="elasticsearch", shards=5).effective()["shards"] == 5
+
+
 @pytest.mark.parametrize(
     ("who", "header"),
     [
@@ -508,7 +525,7 @@ def certificate(tmp_path_factory):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stub")])
     now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(__import__("ipaddress").ip_address("127.0.0.1"))
+    address = x509.IPAddress(ip_address("127.0.0.1"))
     made = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
