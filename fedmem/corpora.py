@@ -91,13 +91,14 @@ def _gate(
 ) -> pd.DataFrame:
     """Return checked records as a frame; raises CorpusError at the first that does not fit, or if there is none."""
     places: dict[str, str] = {}
-    rows = []
+    values: dict[str, list[str]] = {key: [] for key in SCHEMA}
     for place, record in records:
         row = checked(record, place, columns or {})
         if row["id"] in places:
             raise CorpusError(f"{place}: id {row['id']!r} was used before, at {places[row['id']]}; ids must be unique")
         places[row["id"]] = place
-        rows.append(row)
-    if not rows:
+        for key, value in row.items():
+            values[key].append(value)
+    if not places:
         raise CorpusError(f"{source}: holds no rows; expected rows with {', '.join(SCHEMA)}")
-    return pd.DataFrame(rows, columns=list(SCHEMA), dtype="str")
+    return pd.DataFrame(values, dtype="str")

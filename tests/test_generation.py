@@ -172,6 +172,19 @@ def test_short_inputs_are_kept_and_counted(plain):
     assert table["unequal_round_trip"].sum() == 0
 
 
+def test_one_shortest_input_makes_all_prefix_lengths_ask_about_the_same_rows(plain):
+    inputs = [" ".join([f"Row {i}.", *TEXT[:n]]) for i in range(8) for n in (1, 2, 3)]
+    rows = pd.concat([frame(*inputs), frame(*[f"Held out. {text}" for text in inputs], split="heldout")])
+
+    def probed(prefix_tokens, least):
+        prefixes, _ = sample(split_inputs(rows, plain, prefix_tokens, least), 8, None, seed=1)
+        return prefixes["row_id"].tolist()
+
+    n = len(ids_of(plain, inputs[2]))  # an input of all three texts; 16 of 24 are shorter
+    assert probed(10, n) == probed(20, n) == probed(n - 20, n)
+    assert probed(10, None) != probed(n - 20, None)
+
+
 def test_what_the_tokenizer_changes_is_counted(chat):
     texts = split_inputs(frame("e\u0301 is two signs here, and one after NFC.", TEXT[0]), chat, 5, 6)
     assert texts["round_trip"].tolist() == [False, True]
