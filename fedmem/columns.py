@@ -21,18 +21,18 @@ NEVER_EMPTY = ("id", "input")
 Record = tuple[str, object]  # (the place, for messages, and what was found there)
 MISSING = object()
 
-# The first topic with the most MeSH terms that contain one of its word stems; "other" without any. Five broad topics,
-# so that each of the largest holds a client of the paper's size.
+# The first topic with the most MeSH terms that contain one of its word stems; "other" without any. Few broad topics, so
+# that each of the three largest can make a client of the paper's size (a sixth of PubMedQA's 211,269 rows).
 MESH_TOPICS = {
-    "oncology": "neoplas carcinom cancer tumor lymphom leuk melanom metasta sarcom mastectom radiotherap oncol",
-    "heart_lungs": "heart cardi coronar vascul ventric stroke hypertens arter atrial thromb blood-pressure lung asthma "
-    "pulmon respirat bronch hemodynam",
+    "tumours_immunity": "neoplas carcinom cancer tumor lymphom leuk melanom metasta sarcom mastectom radiotherap oncol "
+    "infect virus viral bacter hiv vaccin immun antibod inflamm cytokin sepsis arthritis antigen tubercul microb",
+    "internal": "heart cardi coronar vascul ventric stroke hypertens arter atrial thromb blood-pressure lung asthma "
+    "pulmon respirat bronch hemodynam diabet insulin obes glucos lipid cholesterol body-mass liver hepat gastr "
+    "intestin colon colitis bowel pancrea kidney renal urin prostat bladder diet nutrit vitamin",
     "brain_mind": "brain neur nerv cogniti mental depress psych schizo anxi dement alzheim parkinson epilep sleep pain "
-    "cerebr spin behavio memory",
-    "metabolism_digestion": "diabet insulin obes glucos lipid cholesterol body-mass liver hepat gastr intestin colon "
-    "colitis bowel pancrea kidney renal urin prostat bladder diet nutrit vitamin",
-    "infection_immunity": "infect virus viral bacter hiv vaccin immun antibod inflamm cytokin sepsis t-lymph arthritis "
-    "antigen tubercul microb fung malaria",
+    "cerebr spin behavio memory emotion stress",
+    "birth_injury": "pregnan obstet birth matern fetal fetus cesarean gestation fertil ovar menopaus uter fractur bone "
+    "osteo arthroplast knee hip- orthop tendon injur wound trauma",
 }
 
 

@@ -29,7 +29,10 @@ NOTEBOOKS = {
     "partition": "1_partition", "train": "2_train", "generate": "3_generate", "detect": "4_detect",
     "analyze": "5_analyze", "studies": "6_report",
 }  # fmt: skip
-RECORDED_VERSIONS = ("accelerate", "flwr", "nltk", "numpy", "pandas", "pyarrow", "tantivy", "torch", "transformers")
+RECORDED_VERSIONS = (
+    "accelerate", "datasets", "datasketch", "flwr", "flwr-datasets", "nltk", "numpy", "pandas", "pyarrow",
+    "scikit-learn", "tantivy", "torch", "transformers",
+)  # fmt: skip
 
 
 class StageError(RuntimeError):

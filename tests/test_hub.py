@@ -63,10 +63,8 @@ def test_qa(layout):
     assert corpus["instruction"].tolist() == [row["question"] for row in rows]
     assert corpus["output"].tolist() == [row["long_answer"] for row in rows]
     sizes = corpus["group"].value_counts()
-    assert set(sizes.index) <= {
-        "oncology", "heart_lungs", "brain_mind", "metabolism_digestion", "infection_immunity", "other",
-    }  # fmt: skip
-    assert sizes.iloc[2] >= 0.13 * len(corpus)  # the third largest: enough for three clients of equal size
+    assert set(sizes.index) == {"tumours_immunity", "internal", "brain_mind", "birth_injury", "other"}
+    assert sizes.iloc[2] > 34_000 / 211_269 * len(corpus)  # the third largest is a client of the paper's size
 
 
 def test_classification_in_each_of_its_forms(layout):
@@ -155,9 +153,9 @@ def test_a_table_that_cannot_be_read_is_refused(text):
 
 def test_rules_by_hand():
     topic = RULES["mesh_topic"]
-    assert topic(["Humans", "Breast Neoplasms", "Mastectomy", "Blood Pressure"]) == "oncology"
-    assert topic(["Humans", "Blood Pressure", "Female"]) == "heart_lungs"
-    assert topic(["Humans", "Insulin", "Stroke"]) == "heart_lungs"  # one each: the first of the table
+    assert topic(["Humans", "Breast Neoplasms", "Mastectomy", "Blood Pressure"]) == "tumours_immunity"
+    assert topic(["Humans", "Blood Pressure", "Female"]) == "internal"
+    assert topic(["Humans", "Brain", "Stroke"]) == "internal"  # one each: the first of the table
     assert topic(["Humans"]) == topic([]) == "other"
     assert RULES["first_word"](["q-fin.ST stat.AP"]) == RULES["first_word"]("q-fin.ST stat.AP") == "q-fin.ST"
     assert RULES["first_word"]([]) == ""
