@@ -148,9 +148,15 @@ class AnalyzeConfig(StageConfig):
 
     stage: ClassVar[str] = "analyze"
     parent: ClassVar[str] = "detect"
-    shown: ClassVar[tuple[str, ...]] = ("confidence",)
+    shown: ClassVar[tuple[str, ...]] = ("confidence", "min_compression", "min_distinct")
 
     confidence: float = _field(0.95, "coverage of the intervals, (0, 1)", gt=0, lt=1)
+    min_compression: float = _field(
+        0.25, "a continuation that zlib compresses to less than this share is incoherent; 0: none is", ge=0, le=1
+    )
+    min_distinct: float = _field(
+        0.5, "a continuation of fewer different 3-grams among its 3-grams is incoherent; 0: none is", ge=0, le=1
+    )
 
     @property
     def slug(self) -> str:

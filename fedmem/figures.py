@@ -62,12 +62,16 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 def caption(
-    what: str, counting: str | None = None, n: int | pd.Series | None = None, confidence: float | None = None
+    what: str,
+    counting: str | None = None,
+    n: int | pd.Series | None = None,
+    confidence: float | None = None,
+    method: str = "Wilson",
 ) -> str:
     """The text under a figure: what it shows, how matches are counted, how many prefixes, what its intervals mean.
 
     n: sampled prefixes behind a figure's point, or a column of such numbers (given as their range). confidence: the
-    intervals' coverage, between 0 and 1. Raises ValueError for an unknown counting.
+    intervals' coverage, between 0 and 1; method: whose they are. Raises ValueError for an unknown counting.
     """
     parts = [what.rstrip()]
     if counting is not None:
@@ -77,7 +81,7 @@ def caption(
         parts.append(f"n = {low:,} sampled prefixes." if low == high else f"n = {low:,} to {high:,} sampled prefixes.")
     if confidence is not None:
         parts.append(
-            f"Intervals: {100 * confidence:g} % (Wilson). Intervals over prefixes hold for one trained model; "
+            f"Intervals: {100 * confidence:g} % ({method}). Intervals over prefixes hold for one trained model; "
             "how much training itself varies shows only between seeds."
         )
     return " ".join(parts)

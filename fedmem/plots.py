@@ -52,10 +52,10 @@ def matrix(cells: pd.DataFrame, counting: str = "paper") -> Figure:
     for (words, member), axis in zip(sides, axes, strict=True):
         table = tables[member]
         shares = _grid(table, "ratio")
-        _heatmap(axis, 100 * shares, _cell_labels(table), top, "suffix client k", "prefix client j")
+        draw_heatmap(axis, 100 * shares, _cell_labels(table), top, "suffix client k", "prefix client j")
         axis.set_title(words)
     axes[1].set_ylabel("")
-    _scale(figure, axes, "share of prefixes (%)", undefined=chosen["ratio"].isna().any())
+    draw_scale(figure, axes, "share of prefixes (%)", undefined=chosen["ratio"].isna().any())
     figure.suptitle(f"MR(j→k), {title}", x=0.01, ha="left", fontsize=11)
     return figure
 
@@ -79,7 +79,7 @@ def aggregates(summary: pd.DataFrame, counting: str | None = None) -> Figure:
     for axis, part in zip(axes, ("intra", "inter", "total"), strict=True):
         for name, colour, marker, offset in (("mr", MEMBER, "o", -0.13), ("control", CONTROL, "s", 0.13)):
             rows = summary[summary["metric"] == f"{name}_{part}"].set_index(by).reindex(lines)
-            _intervals(axis, rows, offset, colour, marker, "trained on" if name == "mr" else "control: held-out")
+            draw_intervals(axis, rows, offset, colour, marker, "trained on" if name == "mr" else "control: held-out")
         axis.set_title(f"MR_{part}")
         axis.set_xlabel("share of prefixes (%)")
         axis.set_xlim(left=0)
@@ -134,7 +134,7 @@ def sizes(sizes: pd.DataFrame) -> Figure:
         offset = (place - (len(splits) - 1) / 2) * width
         colour = COLOURS[[0, 1, 7][place % 3]]
         axis.bar(np.arange(len(clients)) + offset, rows, width, color=colour, label=split, linewidth=0)
-    axis.set_xticks(*_client_ticks(clients, 0))
+    axis.set_xticks(*client_ticks(clients, 0))
     axis.set(xlabel="client", ylabel="rows")
     axis.grid(axis="x", visible=False)
     figure.legend(loc="outside right upper")
@@ -153,9 +153,9 @@ def groups(groups: pd.DataFrame) -> Figure:
     figure = canvas(float(np.clip(3.4 + 0.5 * n_clients, 4.5, 9)), float(np.clip(1.3 + 0.24 * n_groups, 2.2, 9)))
     axis = figure.subplots()
     labels = shares.map("{:.0f}".format).where(shares > 0, "").to_numpy() if n_groups <= 30 else None
-    _heatmap(axis, shares, labels, 100.0, "client", "group")
+    draw_heatmap(axis, shares, labels, 100.0, "client", "group")
     axis.set_yticks(np.arange(n_groups) + 0.5, [str(name) for name in shares.index], rotation=0)
-    _scale(figure, [axis], "share of the client's rows (%)", undefined=False)
+    draw_scale(figure, [axis], "share of the client's rows (%)", undefined=False)
     return figure
 
 
@@ -169,10 +169,10 @@ def between_clients(table: pd.DataFrame, value: str, words: str, percent: bool =
     side = float(np.clip(0.75 * len(grid), 2.2, 5.5))
     figure = canvas(side + 1.9, side + 0.6)
     axis = figure.subplots()
-    labels = grid.map(_percent if percent else "{:.2f}".format).to_numpy()
+    labels = grid.map(percent_words if percent else "{:.2f}".format).to_numpy()
     top = max(1.0, np.nanmax(grid, initial=0)) if percent else float(np.nanmax(grid, initial=0)) or 1.0
-    _heatmap(axis, grid, labels, top, "other client", "client")
-    _scale(figure, [axis], words, undefined=grid.isna().any(axis=None))
+    draw_heatmap(axis, grid, labels, top, "other client", "client")
+    draw_scale(figure, [axis], words, undefined=grid.isna().any(axis=None))
     return figure
 
 
@@ -184,17 +184,17 @@ def _cell_labels(table: pd.DataFrame) -> np.ndarray:
     value, low, high = (100 * _grid(table, column).to_numpy() for column in ("ratio", "low", "high"))
     labels = np.empty(value.shape, dtype=object)
     for cell in np.ndindex(value.shape):
-        interval = f"\n{_percent(low[cell])}–{_percent(high[cell])}" if len(value) <= INTERVAL_CLIENTS else ""
-        labels[cell] = _percent(value[cell]) + interval
+        interval = f"\n{percent_words(low[cell])}–{percent_words(high[cell])}" if len(value) <= INTERVAL_CLIENTS else ""
+        labels[cell] = percent_words(value[cell]) + interval
     return labels
 
 
-def _percent(value: float) -> str:
+def percent_words(value: float) -> str:
     digits = 0 if value == 0 or value >= 10 else 1 if value >= 1 else 2
     return f"{value:.{digits}f}"
 
 
-def _heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: float, x: str, y: str) -> None:
+def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: float, x: str, y: str) -> None:
     """Colours from 0 to `top` with `labels` in the cells; what is NaN is grey and says n/a."""
     readable = labels is not None and percent.shape[1] <= READABLE_CLIENTS
     size = 9 if percent.shape[1] <= 6 else 6
@@ -206,25 +206,27 @@ def _heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: 
     if readable:
         for row, column in np.argwhere(percent.isna().to_numpy()):
             axis.text(column + 0.5, row + 0.5, "n/a", ha="center", va="center", color="#555555", fontsize=size)
-    axis.set_xticks(*_client_ticks(list(percent.columns), 0.5))
-    axis.set_yticks(*_client_ticks(list(percent.index), 0.5))
+    axis.set_xticks(*client_ticks(list(percent.columns), 0.5))
+    axis.set_yticks(*client_ticks(list(percent.index), 0.5))
     axis.set(xlabel=x, ylabel=y)
 
 
-def _scale(figure: Figure, axes, words: str, undefined: bool) -> None:
+def draw_scale(figure: Figure, axes, words: str, undefined: bool) -> None:
+    """One colour bar for all `axes`."""
     bar = figure.colorbar(axes[0].collections[0], ax=list(axes), shrink=0.85, pad=0.02)
     bar.outline.set_visible(False)
     bar.set_label(words + ("\ngrey: undefined (n/a)" if undefined else ""))
 
 
-def _client_ticks(clients: list, shift: float) -> tuple[np.ndarray, list[str]]:
+def client_ticks(clients: list, shift: float) -> tuple[np.ndarray, list[str]]:
     """Places and names of at most about a dozen ticks."""
     step = -(-len(clients) // READABLE_CLIENTS)
     places = np.arange(0, len(clients), step)
     return places + shift, [str(clients[place]) for place in places]
 
 
-def _intervals(axis: Axes, rows: pd.DataFrame, offset: float, colour: str, marker: str, label: str) -> None:
+def draw_intervals(axis: Axes, rows: pd.DataFrame, offset: float, colour: str, marker: str, label: str) -> None:
+    """Points with intervals, a line of the axis for each row; rows: value, low, high."""
     values, places = 100 * rows["value"].to_numpy(float), np.arange(len(rows)) + offset
     errors = np.abs(100 * rows[["low", "high"]].to_numpy(float).T - values)
     axis.errorbar(

@@ -1,0 +1,197 @@
+"""Runs against each other: differences with intervals, tests, controls by other models, and what seeds say.
+
+Two runs that continued the same prefixes are compared prefix by prefix, others by their shares alone. Frames in, frames
+out. This module knows runs by their parameters and counts; it opens no folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedmem.counting import PARTS, Counts
+from fedmem.intervals import effective_prefixes, holm, independent_difference, mcnemar, paired_difference
+
+DIFFERENCE = ["part", "first", "second", "difference", "low", "high", "n", "paired", "more", "less", "p_value"]
+SEED = "train_seed"
+# parameters that change nothing that is counted
+_IDLE = ("device", "detect_workers", "generate_batch", "torch_threads", "confidence")
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One run under one counting, prefix by prefix.
+
+    values: prefix_id, client, intra (its own client hit), inter (share of the other clients hit), total (any hit),
+    each in 0 … 1, NaN where undefined. clients: client, n_train.
+    """
+
+    values: pd.DataFrame
+    clients: pd.DataFrame
+
+    @classmethod
+    def of(
+        cls,
+        matches: pd.DataFrame,
+        prefixes: pd.DataFrame,
+        clients: pd.DataFrame,
+        suffixes: pd.DataFrame | None = None,
+        counting: str = "paper",
+        member: bool = True,
+    ) -> Measured:
+        """Arguments and errors as in `metrics.memorization`."""
+        parts = Counts(matches, prefixes, clients, suffixes).by_prefix(counting, member)
+        values = prefixes[["prefix_id", "client"]].reset_index(drop=True).assign(**parts)
+        return cls(values, clients.sort_values("client", ignore_index=True))
+
+    def weights(self, part: str) -> np.ndarray:
+        """How much each client counts: its training rows, in `total` its prefixes."""
+        mass = self.n if part == "total" else self.clients["n_train"].to_numpy(float)
+        return mass / mass.sum() if mass.sum() else mass
+
+    @property
+    def n(self) -> np.ndarray:
+        """Prefixes of each client."""
+        sizes = self.values.groupby("client").size()
+        return sizes.reindex(self.clients["client"], fill_value=0).to_numpy(float)
+
+    def means(self, values: pd.Series) -> np.ndarray:
+        """Mean over each client's prefixes of one value a prefix; NaN where there is none."""
+        return values.groupby(self.values["client"]).agg("mean").reindex(self.clients["client"]).to_numpy(float)
+
+
+def difference(first: Measured, second: Measured, confidence: float = 0.95) -> pd.DataFrame:
+    """first − second for intra, inter and total: a row each, columns DIFFERENCE.
+
+    paired: whether both continued the same prefixes; then the interval is Tango's on prefixes that differ and p_value
+    is exact McNemar's (for inter: the sign test of whether a prefix hits more others): more, less are the numbers of
+    prefixes where the first has more, or less. Otherwise the interval is Miettinen and Nurminen's and there is no test.
+    The intervals speak of sampled prefixes for these two trained models, not of training.
+    """
+    keys = ["client", "prefix_id"]
+    both = first.values.merge(second.values, on=keys, suffixes=("", "_second"))
+    paired = len(both) == len(first.values) == len(second.values)
+    rows = []
+    for part in PARTS:
+        shares = [_share(one, part) for one in (first, second)]
+        if paired:
+            gap = both[part] - both[f"{part}_second"]
+            rows.append((part, *shares, *_paired(Measured(both[keys], first.clients), gap, part, confidence)))
+        else:
+            rows.append((part, *shares, *_unpaired(first, second, part, confidence)))
+    return pd.DataFrame(rows, columns=DIFFERENCE)
+
+
+def intra_over_inter(run: Measured, confidence: float = 0.95) -> dict:
+    """MR_intra − MR_inter of one run with its interval: {difference, low, high, n, more, less, p_value}, as above."""
+    found = _paired(run, run.values["intra"] - run.values["inter"], "intra", confidence)
+    return dict(zip(DIFFERENCE[3:], found, strict=True))
+
+
+def compare(runs: dict[str, Measured], parameters: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
+    """Every two runs that differ in one parameter alone: parameter, run, other, part, and the columns of `difference`.
+
+    parameters: a row a run (index: its name), a column a parameter. p_holm: p_value adjusted by Holm over all
+    comparisons of one part in this table.
+    """
+    parts = []
+    for one, other, parameter in pairs(parameters):
+        if one in runs and other in runs:
+            table = difference(runs[one], runs[other], confidence)
+            parts.append(table.assign(parameter=parameter, run=one, other=other))
+    columns = ["parameter", "run", "other", *DIFFERENCE]
+    table = pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+    adjusted = table.groupby("part")["p_value"].transform(lambda p: holm(p.to_numpy(float)))
+    return table.assign(p_holm=adjusted.astype(float))
+
+
+def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """(run, other run, parameter) of all runs that differ in one parameter alone, seeds of training apart.
+
+    What follows from another parameter (the round that "last" means) does not count as a difference of its own.
+    """
+    told = _told(parameters)
+    found = []
+    for one, other in itertools.combinations(told.index, 2):
+        differing = [name for name in told if told.at[one, name] != told.at[other, name]]
+        if len(differing) > 1:
+            differing = [name for name in differing if name != "checkpoint_round"]
+        if len(differing) == 1 and differing != [SEED]:
+            found.append((one, other, differing[0]))
+    return found
+
+
+def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
+    """The run of that algorithm (none: the untrained model; local: clients apart) that probes as `run` does, or None.
+
+    It has the same partition, prefixes, decoding and detector; what training needs may differ.
+    """
+    from fedmem.config import OWNER
+
+    told = _told(parameters)
+    same = [name for name in told if OWNER.get(name) != "train" and name != "checkpoint_round"]
+    for other in told.index[parameters["algorithm"] == algorithm]:
+        if other != run and (told.loc[other, same] == told.loc[run, same]).all():
+            return other
+    return None
+
+
+def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
+    """Mean and spread over train_seed, where runs differ in nothing else: what intervals over prefixes cannot say.
+
+    values: run, metric, counting, value. Columns: run (the first of its seeds), seeds, metric, counting, mean, sd (with
+    n − 1), lowest, highest. No rows where every run has one seed.
+    """
+    told = _told(parameters).drop(columns=SEED, errors="ignore")
+    alike = told.groupby(list(told), sort=False).ngroup()
+    first = {run: alike.index[alike == group][0] for run, group in alike.items()}
+    table = values.assign(run=values["run"].map(first)).groupby(["run", "metric", "counting"], sort=False)["value"]
+    table = table.agg(seeds="size", mean="mean", sd="std", lowest="min", highest="max").reset_index()
+    return table[table["seeds"] > 1].reset_index(drop=True)
+
+
+def perplexity_gap(curves: pd.DataFrame, round_: int) -> float:
+    """Perplexity on test rows − perplexity on training rows, at one round; NaN for a model that was not trained.
+
+    curves: round, client, metric (train_loss, test_loss: nats per token), value, tokens. The training loss is the
+    round's own, each client's weighed by its tokens, so it is a little above what the round's end would show.
+    """
+    now = curves[curves["round"] == round_]
+    losses = []
+    for metric in ("test_loss", "train_loss"):
+        rows = now[now["metric"] == metric]
+        rows = rows[rows["client"] >= 0] if (rows["client"] >= 0).any() else rows
+        weight = rows["tokens"].to_numpy(float)
+        losses.append(np.average(rows["value"], weights=weight) if weight.sum() else np.nan)
+    return float(np.exp(losses[0]) - np.exp(losses[1]))
+
+
+def _told(parameters: pd.DataFrame) -> pd.DataFrame:
+    """Parameters as text, so that null equals null; those that change nothing are left out."""
+    names = [name for name in parameters if name not in _IDLE and not name.startswith("seconds_") and name != "state"]
+    return parameters[names].astype(object).where(parameters[names].notna(), None).astype(str)
+
+
+def _share(run: Measured, part: str) -> float:
+    weights, means = run.weights(part), run.means(run.values[part])
+    return float(np.sum(weights[weights > 0] * means[weights > 0])) if (weights > 0).any() else np.nan
+
+
+def _paired(pairing: Measured, gap: pd.Series, part: str, confidence: float) -> tuple:
+    sides = [pairing.means(gap.mul(sign).clip(lower=0)) for sign in (1, -1)]
+    value, low, high = paired_difference(*sides, pairing.weights(part), pairing.n, confidence)
+    if np.isnan(value):
+        return np.nan, np.nan, np.nan, len(gap), True, np.nan, np.nan, np.nan
+    more, less = int((gap > 1e-12).sum()), int((gap < -1e-12).sum())
+    return float(value), float(low), float(high), len(gap), True, more, less, mcnemar(more, less)
+
+
+def _unpaired(first: Measured, second: Measured, part: str, confidence: float) -> tuple:
+    shares = [_share(run, part) for run in (first, second)]
+    sizes = [float(effective_prefixes(r.means(r.values[part]), r.weights(part), r.n)) for r in (first, second)]
+    low, high = independent_difference(shares[0], sizes[0], shares[1], sizes[1], confidence)
+    n = len(first.values) + len(second.values)
+    return shares[0] - shares[1], float(low), float(high), n, False, np.nan, np.nan, np.nan

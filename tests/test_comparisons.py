@@ -1,0 +1,134 @@
+"""Runs against each other, counted by hand; and the published figures."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedmem import comparisons, paper
+from fedmem.comparisons import Measured, compare, difference, intra_over_inter, pairs, reference, seeds
+from fedmem.intervals import independent_difference, mcnemar, tango
+
+NAN = float("nan")
+
+
+def run(hits, n=10, n_clients=2, names="p"):
+    """hits: (client, prefix number, suffix client)."""
+    prefixes = pd.DataFrame([(f"{names}{j}-{i}", j) for j in range(n_clients) for i in range(n)])
+    prefixes.columns = ["prefix_id", "client"]
+    found = [(f"{names}{j}-{i}", j, k, True, "verbatim") for j, i, k in hits]
+    matches = pd.DataFrame(found, columns=["prefix_id", "prefix_client", "suffix_client", "member", "kind"])
+    clients = pd.DataFrame({"client": range(n_clients), "n_train": [3, 1, 1][:n_clients]})
+    return Measured.of(matches, prefixes, clients, counting="verbatim")
+
+
+def test_runs_on_the_same_prefixes_are_compared_prefix_by_prefix():
+    first = run([(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 1), (1, 5, 0)])
+    second = run([(0, 0, 0), (1, 3, 1)])
+    table = difference(first, second).set_index("part")
+    assert table["paired"].all()
+    # intra, weights ¾ and ¼: first ¾·3/10 + ¼·1/10, second ¾·1/10 + ¼·1/10
+    assert table.loc["intra", ["first", "second", "difference"]].tolist() == pytest.approx([0.25, 0.1, 0.15])
+    assert table.loc["intra", ["more", "less"]].tolist() == [3, 1]  # 0-1, 0-2, 1-0 against 1-3
+    assert table.loc["intra", "p_value"] == pytest.approx(mcnemar(3, 1))
+    # total: 5 of 20 against 2 of 20; only in the first: 0-1, 0-2, 1-0, 1-5, only in the second: 1-3
+    assert table.loc["total", ["difference", "more", "less", "n"]].tolist() == pytest.approx([3 / 20, 4, 1, 20])
+    assert table.loc["total", ["low", "high"]].tolist() == pytest.approx([float(b) for b in tango(4, 1, 20)])
+    assert table.loc["inter", "difference"] == pytest.approx(0.25 * 0.1)
+
+
+def test_runs_on_other_prefixes_are_compared_by_their_shares():
+    table = difference(run([(0, 0, 0)]), run([(0, 0, 0), (0, 1, 0)], names="q")).set_index("part")
+    assert not table["paired"].any()
+    assert table["p_value"].isna().all()
+    assert table.loc["total", "difference"] == pytest.approx(-0.05)
+    expected = [float(bound) for bound in independent_difference(0.05, 20, 0.1, 20)]
+    assert table.loc["total", ["low", "high"]].tolist() == pytest.approx(expected)
+
+
+def test_undefined_shares_have_no_difference():
+    one = run([(0, 0, 0)], n_clients=1)
+    table = difference(one, one).set_index("part")
+    assert np.isnan(table.loc["inter", ["first", "difference", "low", "p_value"]].astype(float)).all()
+    assert table.loc["intra", "difference"] == 0
+    assert table.loc["intra", "high"] > 0
+
+
+def test_intra_over_inter_by_hand():
+    # ¾·(2/10 − 1/10) + ¼·(0 − 0); prefixes 0-0 and 0-1 hit their own client, 0-2 the other one
+    found = intra_over_inter(run([(0, 0, 0), (0, 1, 0), (0, 2, 1)]))
+    assert found["difference"] == pytest.approx(0.075)
+    assert (found["more"], found["less"]) == (2, 1)
+    assert found["low"] < 0 < found["high"]
+
+
+@pytest.fixture
+def parameters():
+    rows = {
+        "fedavg": ("fedavg", 30, 0, 3, "dialog", 1.0),
+        "fedavg-1": ("fedavg", 30, 1, 3, "dialog", 2.0),
+        "prox": ("fedprox", 30, 0, 3, "dialog", 3.0),
+        "long": ("fedavg", 100, 0, 3, "dialog", 4.0),
+        "none": ("none", 30, 0, 0, "dialog", 5.0),
+        "qa-prox": ("fedprox", 30, 0, 3, "qa", 6.0),
+    }
+    columns = ["algorithm", "prefix_tokens", "train_seed", "checkpoint_round", "task", "seconds_train"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+
+
+def test_pairs_differ_in_one_parameter(parameters):
+    assert pairs(parameters) == [
+        ("fedavg", "prox", "algorithm"),
+        ("fedavg", "long", "prefix_tokens"),
+        ("fedavg", "none", "algorithm"),  # its round 0 follows from the algorithm
+        ("prox", "none", "algorithm"),
+        ("prox", "qa-prox", "task"),
+    ]
+    assert reference(parameters, "fedavg", "none") == "none"
+    assert reference(parameters, "long", "none") is None  # other prefixes
+    assert reference(parameters, "qa-prox", "none") is None
+    assert reference(parameters, "none", "local") is None
+
+
+def test_compare_adjusts_over_the_table(parameters):
+    measured = {"fedavg": run([(0, i, 0) for i in range(8)]), "prox": run([]), "none": run([])}
+    table = compare(measured, parameters).query("part == 'total'").set_index(["run", "other"])
+    # eight of eight heads, either way: 2/2⁸, thrice by Holm for the smallest, twice for the next, never less
+    assert table["p_value"].to_dict() == pytest.approx(
+        {("fedavg", "prox"): 2 / 256, ("fedavg", "none"): 2 / 256, ("prox", "none"): 1}
+    )
+    assert table.loc[("fedavg", "prox"), "p_holm"] == pytest.approx(6 / 256)
+    assert table.loc[("prox", "none"), "p_holm"] == 1
+    assert compare({}, parameters).empty
+
+
+def test_seeds_give_mean_and_spread(parameters):
+    values = pd.DataFrame(
+        [(name, "mr_intra", "paper", value) for name, value in (("fedavg", 0.1), ("fedavg-1", 0.3), ("prox", 0.5))],
+        columns=["run", "metric", "counting", "value"],
+    )
+    table = seeds(values, parameters)
+    assert table["run"].tolist() == ["fedavg"]
+    # (0.1 + 0.3)/2; √((0.1² + 0.1²)/1)
+    assert table.loc[0, ["seeds", "mean", "sd", "lowest", "highest"]].tolist() == pytest.approx(
+        [2, 0.2, 0.02**0.5, 0.1, 0.3]
+    )
+
+
+def test_published_figures():
+    assert paper.beside("dialog", "fedavg") == pytest.approx(
+        {"mr_intra": 0.01533, "mr_inter": 0.01446, "mr_total": 0.03992}
+    )
+    assert paper.beside("qa", "central") == pytest.approx({"mr_total": 0.0215})
+    assert paper.beside("qa", "none") == {}
+    prefix = paper.points("summarization", "prefix_tokens").set_index(["metric", "setting"])["value"]
+    assert prefix["mr_inter", 100] == pytest.approx(0.00004)
+    assert prefix["mr_intra", 10] == pytest.approx(0.00508)
+    assert paper.points("summarization", "checkpoint_round")["setting"].tolist() == [1, 3, 5]
+    assert paper.points("dialog", "rounds").empty
+    # the main table's MR_inter of dialog is the mean over the matrix's cells beside the diagonal, its MR_intra over it
+    cells = paper.dialog_matrix()
+    own = cells["prefix_client"] == cells["suffix_client"]
+    assert cells.loc[own, "ratio"].mean() == pytest.approx(0.01533, abs=1e-5)
+    assert cells.loc[~own, "ratio"].mean() == pytest.approx(0.01446, abs=1e-5)
+    assert paper.utility().set_index("task").loc["classification"].tolist() == [76.30, 51.22]
+    assert set(comparisons.PARTS) == {"intra", "inter", "total"}
