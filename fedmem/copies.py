@@ -22,7 +22,7 @@ from tqdm import tqdm
 __all__ = ["Duplicates", "boilerplate", "counts", "covered", "find", "fold", "matrix", "pairs", "similarity"]
 
 NEAR_WORDS, BOILERPLATE_WORDS = 3, 8
-PERMUTATIONS, MISSED = 128, 1e-3  # hash values a text; the most pairs of exactly the threshold that may be missed
+PERMUTATIONS, MISSED = 128, 1e-3  # hash values a text, at most; pairs right at the threshold that may be missed
 MANY_COPIES = 1000  # a text with more copies is listed by pairs with its first row alone
 WORD = re.compile(r"\w+")
 
@@ -136,16 +136,18 @@ def boilerplate(texts: Iterable[str], share: float = 0.05) -> pd.DataFrame:
     """
     texts = list(texts)
     sets = [_shingles(fold(text), BOILERPLATE_WORDS, short=False) for text in texts]
-    runs, rows = np.unique(np.concatenate([*sets, np.empty(0, np.uint64)]), return_counts=True)
+    every = np.concatenate([*sets, np.empty(0, np.uint64)])
+    del sets  # as large as what they became
+    runs, rows = np.unique(every, return_counts=True)
     often = rows > max(share * len(texts), 1)
     wanted, words = dict(zip(runs[often].tolist(), rows[often].tolist(), strict=True)), {}
-    for text, shingles in zip(texts, sets, strict=True):
-        new = wanted.keys() & set(shingles.tolist()) - words.keys() if len(words) < len(wanted) else ()
-        if new:
-            own = WORD.findall(fold(text))
-            for place, run in enumerate(_runs(own, BOILERPLATE_WORDS).tolist()):
-                if run in new:
-                    words[run] = " ".join(own[place : place + BOILERPLATE_WORDS])
+    for text in texts:
+        if len(words) == len(wanted):
+            break
+        own = WORD.findall(fold(text))
+        for place, run in enumerate(_runs(own, BOILERPLATE_WORDS).tolist()):
+            if run in wanted:
+                words[run] = " ".join(own[place : place + BOILERPLATE_WORDS])
     table = pd.DataFrame({"words": [words[run] for run in wanted], "rows": list(wanted.values())}).astype({"rows": int})
     table = table.assign(share=table["rows"] / max(len(texts), 1))
     return table.sort_values(["rows", "words"], ascending=[False, True], kind="stable", ignore_index=True)
@@ -181,8 +183,8 @@ _ODD = np.random.default_rng(8).integers(0, 2**63, BOILERPLATE_WORDS + 1, dtype=
 def _runs(words: list[str], n: int) -> np.ndarray:
     """A 64-bit number for each run of n words: equal runs have equal numbers, others all but surely not."""
     hashes = np.fromiter(map(_hash, words), np.uint64, len(words))
-    windows = np.lib.stride_tricks.sliding_window_view(hashes, n)
-    mixed = (windows * _ODD[:n]).sum(axis=1, dtype=np.uint64)
+    n_runs = max(len(words) - n + 1, 0)
+    mixed = sum((hashes[place : place + n_runs] * _ODD[place] for place in range(n)), np.zeros(n_runs, np.uint64))
     return mixed ^ (mixed >> np.uint64(31))
 
 
@@ -199,8 +201,8 @@ def _candidates(sets: list[np.ndarray], threshold: float) -> Iterator[tuple[int,
     from datasketch import MinHash, MinHashLSH
 
     bands, rows = _bands(threshold)
-    index = MinHashLSH(num_perm=PERMUTATIONS, params=(bands, rows))
-    hashes = MinHash.generator(sets, num_perm=PERMUTATIONS, seed=1, hashfunc=int, scheme="affine64")
+    index = MinHashLSH(num_perm=bands * rows, params=(bands, rows))
+    hashes = MinHash.generator(sets, num_perm=bands * rows, seed=1, hashfunc=int, scheme="affine64")
     for place, value in enumerate(tqdm(hashes, desc="duplicates", total=len(sets), unit="text", mininterval=1)):
         for other in index.query(value):
             yield other, place
@@ -208,9 +210,9 @@ def _candidates(sets: list[np.ndarray], threshold: float) -> Iterator[tuple[int,
 
 
 def _bands(threshold: float) -> tuple[int, int]:
-    """(bands, rows a band) of the fewest false candidates that miss at most MISSED of pairs at the threshold.
+    """(bands, rows a band): the longest bands of at most PERMUTATIONS values that miss at most MISSED at the threshold.
 
     A pair of similarity s agrees in all r rows of some of b bands with probability 1 − (1 − s^r)^b.
     """
-    fits = [r for r in range(1, PERMUTATIONS // 2 + 1) if (1 - threshold**r) ** (PERMUTATIONS // r) <= MISSED]
-    return PERMUTATIONS // max(fits), max(fits)
+    rows = max(r for r in range(1, PERMUTATIONS // 2 + 1) if (1 - threshold**r) ** (PERMUTATIONS // r) <= MISSED)
+    return next(b for b in range(2, PERMUTATIONS + 1) if (1 - threshold**rows) ** b <= MISSED), rows

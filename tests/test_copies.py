@@ -93,6 +93,22 @@ def test_near_copies_against_brute_force(planted, listed, brute):
         assert similarity >= 0.8
 
 
+@pytest.mark.parametrize("threshold", [0.6, 0.9, 1.0])
+def test_other_thresholds_against_brute_force(planted, brute, threshold):
+    found = places(copies.pairs(find(planted, threshold), planted), planted, "near")
+    above = {(int(i), int(j)) for i, j in np.argwhere(np.triu(brute, 1) >= threshold)}
+    exact = {(int(i), int(j)) for i, j in np.argwhere(np.triu(brute, 1) == 1)}
+    assert set(found) <= above
+    assert len((above - exact) & set(found)) >= 0.99 * len(above - exact)
+
+
+def test_bands_miss_at_most_one_in_a_thousand():
+    for threshold in (0.5, 0.8, 0.95, 1.0):
+        bands, rows = copies._bands(threshold)
+        assert bands * rows <= copies.PERMUTATIONS
+        assert (1 - threshold**rows) ** bands <= 1e-3
+
+
 def test_copies_are_found_within_and_across_clients_and_into_held_out(planted, listed):
     owner = planted.set_index("row_id")
     for name, other in (("row_id", ""), ("other_id", "other_")):
