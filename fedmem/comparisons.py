@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from fedmem.config import OWNER
 from fedmem.counting import PARTS, Counts
 from fedmem.intervals import effective_prefixes, holm, independent_difference, mcnemar, paired_difference
 
@@ -129,14 +130,41 @@ def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
 
     It has the same partition, prefixes, decoding and detector; what training needs may differ.
     """
-    from fedmem.config import OWNER
-
     told = _told(parameters)
     same = [name for name in told if OWNER.get(name) != "train" and name != "checkpoint_round"]
     for other in told.index[parameters["algorithm"] == algorithm]:
         if other != run and (told.loc[other, same] == told.loc[run, same]).all():
             return other
     return None
+
+
+def over_references(runs: dict[str, Measured], parameters: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
+    """What each run gives back more than models that cannot have learnt it: run, reference, other, and `difference`.
+
+    reference: untrained (every part), or local (inter alone: local models did see their own client's rows).
+    """
+    tables = []
+    for name, algorithm, parts in (("untrained", "none", PARTS), ("local", "local", ("inter",))):
+        for run in runs:
+            other = reference(parameters, run, algorithm)
+            if other in runs and parameters.at[run, "algorithm"] not in ("none", "local"):
+                table = difference(runs[run], runs[other], confidence)
+                tables.append(table[table["part"].isin(parts)].assign(run=run, reference=name, other=other))
+    columns = ["run", "reference", "other", *DIFFERENCE]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+
+
+def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) -> pd.DataFrame:
+    """The summary's rows with `setting`, their run's value of one parameter, and `line`, its values of the others.
+
+    summary: `metrics.summary` with a column run. Runs that differ in the parameter alone share a line; it is named by
+    the other parameters that vary at all.
+    """
+    told = _told(parameters).drop(columns=[parameter, "checkpoint_round"], errors="ignore")
+    others = [name for name in told if told[name].nunique() > 1]
+    lines = told[others].agg(", ".join, axis=1) if others else pd.Series("", index=told.index)
+    table = summary.assign(setting=summary["run"].map(parameters[parameter]), line=summary["run"].map(lines))
+    return table.dropna(subset=["setting"]).reset_index(drop=True)
 
 
 def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
@@ -172,7 +200,7 @@ def perplexity_gap(curves: pd.DataFrame, round_: int) -> float:
 def _told(parameters: pd.DataFrame) -> pd.DataFrame:
     """Parameters as text, so that null equals null; those that change nothing are left out."""
     names = [name for name in parameters if name not in _IDLE and not name.startswith("seconds_") and name != "state"]
-    return parameters[names].astype(object).where(parameters[names].notna(), None).astype(str)
+    return parameters[names].map(lambda value: "null" if value is None or value != value else str(value))
 
 
 def _share(run: Measured, part: str) -> float:

@@ -172,15 +172,16 @@ def comparison(table: pd.DataFrame, part: str = "total", level: float = 0.05) ->
     return f"MR_{part}: {text}{end} {PREFIXES_ALONE}"
 
 
-def over_reference(rows: dict[str, dict], reference: str) -> str:
-    """How each run stands beside a control by another model. rows: {run: {difference, low, high}}."""
-    known = {run: row for run, row in rows.items() if not pd.isna(row["difference"])}
-    if not known:
+def over_reference(table: pd.DataFrame, reference: str) -> str:
+    """How runs stand beside a control by another model. table: `comparisons.over_references`."""
+    part = "inter" if reference == "local" else "total"
+    rows = table[(table["reference"] == reference) & (table["part"] == part)].dropna(subset=["difference"])
+    if rows.empty:
         return f"This study has no {reference} model on the same prefixes: that control is missing here."
-    above = [run for run, row in known.items() if row["low"] > 0]
-    rest = [run for run in known if run not in above]
-    text = f"More comes back than from the {reference} model: {_listed(above)}. " if above else ""
-    return text + (f"Not told from it: {_listed(rest)}." if rest else "")
+    above = list(rows.loc[rows["low"] > 0, "run"])
+    rest = [run for run in rows["run"] if run not in above]
+    text = f"MR_{part} is above the {reference} model's in {_listed(above)}. " if above else ""
+    return text + (f"Not told from the {reference} model: {_listed(rest)}." if rest else "")
 
 
 def suffix_clients(cells: pd.DataFrame, counting: str) -> str:

@@ -72,7 +72,8 @@ def parameters():
         "qa-prox": ("fedprox", 30, 0, 3, "qa", 6.0),
     }
     columns = ["algorithm", "prefix_tokens", "train_seed", "checkpoint_round", "task", "seconds_train"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+    return table.assign(corpus_path=None, client_groups=[[["a"]]] * len(table))  # null and lists are values too
 
 
 def test_pairs_differ_in_one_parameter(parameters):
