@@ -55,10 +55,23 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--keep-stale", action="store_true", help="take stages made by other code as they are")
     text = "print every parameter: default, what is allowed, meaning"
     commands.add_parser("parameters", help=text, description=text).set_defaults(command=show_parameters)
+    _add_reports(commands)
     _add_elasticsearch(commands)
     commands.choices["run"].add_argument("--cores", type=int, default=os.cpu_count() or 1, help="stages at once")
     commands.choices["run"].add_argument("snakemake", nargs="*", help="after --: arguments for Snakemake")
     return parser
+
+
+def _add_reports(commands) -> None:
+    text = "rebuild a study's report from its finished analyses: notebook 6 and its page"
+    sub = commands.add_parser("report", help=text, description=text)
+    sub.set_defaults(command=rebuild_report, cores=1, snakemake=[])
+    sub.add_argument("study", help="name of a study in results/studies")
+    text = "copy what may be shared of a study: pages, tables of figures, figures, manifests; no text, ids or weights"
+    sub = commands.add_parser("export", help=text, description=text)
+    sub.set_defaults(command=export_study)
+    sub.add_argument("study", help="name of a study in results/studies")
+    sub.add_argument("folder", type=Path, metavar="DIR", help="where to; must not be there yet")
 
 
 def _add_elasticsearch(commands) -> None:
@@ -98,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     plan = _load(options)
     if not plan.report_to_do:
         print(f"{plan.study.name}: nothing to do, all {len(plan.states)} stages are finished")
-        return _print_result(plan.study)
+        return _print_result(plan.study.name)
     _check_server_is_named(plan)
     with _only_runner() as lock:
         study.write_description(plan.study)
@@ -106,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
         code = _session(study.session_jobs(plan), options, lock)
         if code and any(_is_finished(r.jobs["analyze"]) for r in plan.study.runs):
             _session([study.report_job(plan.study, [])], options, lock)
-    return _print_result(plan.study) or code
+    return _print_result(plan.study.name) or code
 
 
 def _check_server_is_named(plan: study.Plan) -> None:
@@ -190,18 +203,19 @@ def _follow(process: subprocess.Popen, folder: Path, jobs: list[dict]) -> None:
             time.sleep(0.5)
 
 
-def _print_result(of: study.Study) -> int:
-    """Prints the run table and the report's path; 1 when there is no report."""
-    table = of.folder / "runs.csv"
+def _print_result(name: str) -> int:
+    """Prints a study's run table and its report's path; 1 when there is no report."""
+    folder = runs.results_root() / "studies" / name
+    table = folder / "runs.csv"
     if not table.is_file():
-        print(f"fedmem: {of.name} has no report", file=sys.stderr)
+        print(f"fedmem: {name} has no report", file=sys.stderr)
         return 1
     import pandas as pd
 
     frame = pd.read_csv(table)
     shown = [f"{name}_{counting}" for counting in ("verbatim", "paper") for name in SHOWN_FIGURES]
     print(frame[["run", "state", "n", *shown]].to_string(index=False, float_format=lambda x: f"{x:.3f}"))
-    print(f"report: {of.folder / 'report.html'}")
+    print(f"report: {folder / 'report.html'}")
     return 0
 
 
@@ -251,6 +265,38 @@ def show_parameters(options: argparse.Namespace) -> int:
     """Prints the table of all parameters, in Markdown."""
     print(markdown_table())
     return 0
+
+
+# --- report and export ----------------------------------------------------------------------------------------------
+
+
+def rebuild_report(options: argparse.Namespace) -> int:
+    """Executes notebook 6 over the study's finished analyses and prints the run table and the report's path."""
+    description, analyses = runs.open_study(_study_name(options.study))
+    if not analyses:
+        raise runs.StageError(f"{description['name']}: none of its runs is finished, so there is nothing to report")
+    name = description["name"]
+    with _only_runner() as lock:
+        code = _session([study.report_of(name)], options, lock)
+    return code or _print_result(name)
+
+
+def export_study(options: argparse.Namespace) -> int:
+    """Writes the shareable copy and says what it holds."""
+    from fedmem.export import ExportError, export
+
+    try:
+        done = export(_study_name(options.study), options.folder)
+    except ExportError as error:
+        print(f"fedmem: {error}", file=sys.stderr)
+        return 1
+    print(f"{done.folder}: {done.files} files; {done.left_out} outputs left out, for they held text of the corpus")
+    return 0
+
+
+def _study_name(given: str) -> str:
+    """A study's name; its YAML file stands for the result of the same name."""
+    return Path(given).stem if given.endswith((".yaml", ".yml")) else given
 
 
 # --- elasticsearch --------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ pre code { padding: 0; }
 .highlight { background: #f6f8fa; padding: .4rem .7rem; border-radius: 6px; }
 .output_html, .output_markdown, .text_cell_render { overflow-x: auto; }
 .output_png img, img { max-width: 100%; height: auto; }
+@media (max-width: 40rem) { /* figures keep a readable size and scroll in a box of their own */
+  .output_png { overflow-x: auto; } .output_png img { max-width: none; width: 36rem; } }
 .output_stderr pre, .output_error pre { background: #fff4f2; padding: .4rem .7rem; }
 table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #e3e6ea; vertical-align: top; }

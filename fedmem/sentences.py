@@ -134,10 +134,11 @@ def over_control(summary: pd.DataFrame, part: str, counting: str) -> str:
     if known.empty:
         return f"MR_{part} under {counting} counting {UNDEFINED}."
     above = known[known["low"] > 0]
-    words = [f"{row['run']} ({percent(row['value'])})" for row in above.to_dict("records")]
+    words = [f"`{row['run']}` ({percent(row['value'])})" for row in above.to_dict("records")]
     rest = [run for run in known["run"] if run not in set(above["run"])]
-    text = f"MR_{part} under {counting} counting is above its held-out control in {_listed(words)}"
-    return text + (f"; not told from it in {_listed(rest)}." if rest else ".") + f" {PREFIXES_ALONE}"
+    parts = [f"is above its held-out control in {_listed(words)}"] if words else []
+    parts += [f"is not told from it in {_listed(_names(rest))}"] if rest else []
+    return f"MR_{part} under {counting} counting {'; it '.join(parts)}. {PREFIXES_ALONE}"
 
 
 def intra_over_inter(found: dict[str, dict]) -> str:
@@ -147,9 +148,9 @@ def intra_over_inter(found: dict[str, dict]) -> str:
     below = [run for run, row in known.items() if row["high"] < 0]
     open_ = [run for run in known if run not in above + below]
     parts = [
-        f"MR_intra is above MR_inter in {_listed(above)}" if above else "",
-        f"below it in {_listed(below)}" if below else "",
-        f"not told apart in {_listed(open_)}" if open_ else "",
+        f"MR_intra is above MR_inter in {_listed(_names(above))}" if above else "",
+        f"below it in {_listed(_names(below))}" if below else "",
+        f"not told apart in {_listed(_names(open_))}" if open_ else "",
     ]
     return ("; ".join(part for part in parts if part) or f"MR_inter {UNDEFINED}") + "."
 
@@ -162,13 +163,17 @@ def comparison(table: pd.DataFrame, part: str = "total", level: float = 0.05) ->
     tested = rows[rows["p_holm"].notna()]
     apart = tested[tested["p_holm"] < level]
     words = [
-        f"{row['run']} gives back {percent(abs(row['difference']))} of prefixes "
-        f"{'more' if row['difference'] > 0 else 'less'} than {row['other']}"
+        f"`{row['run']}` {'+' if row['difference'] > 0 else '−'}{percent(abs(row['difference']))} against "
+        f"`{row['other']}`"
         for row in apart.to_dict("records")
     ]
     rest = len(tested) - len(apart)
     end = f" {rest} of {len(tested)} comparisons show no difference beyond chance." if rest else ""
-    text = "; ".join(words) + "." if words else "No two runs are told apart on the prefixes that they share."
+    text = (
+        "after Holm's adjustment " + ", ".join(words) + "."
+        if words
+        else "no two runs are told apart on the prefixes that they share."
+    )
     return f"MR_{part}: {text}{end} {PREFIXES_ALONE}"
 
 
@@ -180,8 +185,8 @@ def over_reference(table: pd.DataFrame, reference: str) -> str:
         return f"This study has no {reference} model on the same prefixes: that control is missing here."
     above = list(rows.loc[rows["low"] > 0, "run"])
     rest = [run for run in rows["run"] if run not in above]
-    text = f"MR_{part} is above the {reference} model's in {_listed(above)}. " if above else ""
-    return text + (f"Not told from the {reference} model: {_listed(rest)}." if rest else "")
+    parts = [f"MR_{part} is above the {reference} model's in {_listed(_names(above))}."] if above else []
+    return " ".join(parts + ([f"Not told from the {reference} model: {_listed(_names(rest))}."] if rest else []))
 
 
 def suffix_clients(cells: pd.DataFrame, counting: str) -> str:
@@ -218,7 +223,7 @@ def seeds(table: pd.DataFrame, metric: str = "mr_intra", counting: str = "verbat
     if rows.empty:
         return "Every run was trained once: this study says nothing about how much training itself varies."
     words = [
-        f"{row['run']} {percent(row['mean'])} ± {percent(row['sd'])} (n = {row['seeds']} seeds)"
+        f"`{row['run']}` {percent(row['mean'])} ± {percent(row['sd'])} (n = {row['seeds']} seeds)"
         for row in rows.to_dict("records")
     ]
     return f"Mean and standard deviation of {metric} over training seeds: {_listed(words)}."
@@ -228,6 +233,11 @@ def _verdict(row: pd.Series, above: str, below: str, neither: str) -> str:
     if pd.isna(row["low"]):
         return f"{neither}."
     return f"{above if row['low'] > 0 else below if row['high'] < 0 else neither}."
+
+
+def _names(runs) -> list[str]:
+    """Runs as a page shows names."""
+    return [f"`{run}`" for run in runs]
 
 
 def _listed(words: list[str]) -> str:

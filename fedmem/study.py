@@ -277,7 +277,12 @@ def session_jobs(plan: Plan) -> list[dict[str, Any]]:
 
 def report_job(study: Study, after: list[str]) -> dict[str, Any]:
     """The job of a study's report, which covers those runs whose analysis is finished."""
-    return _entry("report", "studies", study.folder, {"study": study.name}, after)
+    return report_of(study.name, after)
+
+
+def report_of(name: str, after: list[str] | None = None) -> dict[str, Any]:
+    """The job of the report of a study that has its `study.json` already."""
+    return _entry("report", "studies", runs.results_root() / "studies" / name, {"study": name}, after or [])
 
 
 def _entry(id_: str, stage: str, folder: Path, parameters: dict, after: list[str]) -> dict[str, Any]:

@@ -1,0 +1,192 @@
+"""A study as it may be shared: pages of executed notebooks, tables of figures, figures, manifests; no text of rows.
+
+What is copied is made anew, cell by cell and field by field, without passages of rows, row ids, absolute paths or
+weights; at the end everything written is searched once more, and nothing stays where something is found. The rules hold
+for every corpus, synthetic ones too. Pictures are copied as they are: fedmem's figures draw numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedmem import runs
+from fedmem.pages import to_html
+from fedmem.scrub import MASK, Scrubber
+
+# tables of figures; all others hold text or row ids
+TABLES = {
+    "train": ("curves",),
+    "analyze": ("cells", "excess", "summary", "kinds", "exclusions", "measurable", "extracted", "settling"),
+    "studies": ("summary", "comparisons"),
+}
+RECORDS = {"analyze": ("mr.json",), "studies": ("study.json", "runs.csv")}
+LEFT_OUT = f"{MASK} left out: it held text of the corpus"
+_PICTURES = ("image/png", "image/svg+xml", "image/jpeg")
+
+
+class ExportError(RuntimeError):
+    """A study that cannot be exported, or an export in which something private was found."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the folder, its files, and how many outputs were left out for the text they held."""
+
+    folder: Path
+    files: int
+    left_out: int
+
+
+def export(study: str, target: str | Path) -> Exported:
+    """Write what may be shared of a study, and of every stage of its runs, to the new folder `target`.
+
+    study: its name in results/studies. Of failed stages the executed notebook is exported too, as a page. Raises
+    ExportError when `target` is there already, or when a passage, a row id or a path was found in what was written;
+    then nothing is left there. StageError for a study that is not there.
+    """
+    target = Path(target).expanduser()
+    if target.exists():
+        raise ExportError(f"{target} is there already: give a folder that does not exist yet, or remove it first")
+    description, _ = runs.open_study(study)
+    folders = {folder: stage for run in description["runs"] for stage, folder in run["stages"].items()}
+    scrubber = _scrubber(runs.results_root(), [folder for folder, stage in folders.items() if stage == "partition"])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as hidden:
+        writer = _Writer(Path(hidden) / "export", scrubber)
+        for folder, stage in ({f"studies/{study}": "studies"} | folders).items():
+            writer.stage(runs.results_root() / folder, stage, folder)
+        _check(writer.folder, scrubber)
+        shutil.move(writer.folder, target)
+    return Exported(target, sum(path.is_file() for path in target.rglob("*")), writer.left_out)
+
+
+def _scrubber(root: Path, partitions: list[str]) -> Scrubber:
+    ids: set[str] = set()
+    texts: list[str] = []
+    for folder in partitions:
+        file = root / folder / "rows.parquet"
+        if file.is_file():
+            rows = pd.read_parquet(file, columns=["row_id", "input", "output"])
+            ids |= set(rows["row_id"].astype(str))
+            texts += [*rows["input"], *rows["output"].dropna()]
+    home = (Path.home(), Path.cwd(), root, root.parent, runs.PACKAGE.parent, Path(tempfile.gettempdir()))
+    return Scrubber(ids, texts, {str(place) for place in home} | {str(place.resolve()) for place in home})
+
+
+class _Writer:
+    """Writes stages, scrubbed, below one folder."""
+
+    def __init__(self, folder: Path, scrubber: Scrubber):
+        self.folder, self.scrubber, self.left_out = folder, scrubber, 0
+        folder.mkdir(parents=True)
+
+    def stage(self, source: Path, stage: str, name: str) -> None:
+        """One stage's folder; of a failed one only its notebook is there."""
+        target = self.folder / name
+        failed = source.with_name(f"{source.name}.failed.ipynb")
+        if failed.is_file():
+            self._write(target.with_name(f"{target.name}.failed.html"), self._page(failed, show_code=True))
+        if not (source / runs.MANIFEST).is_file():
+            return
+        self._write(target / runs.MANIFEST, self._json(source / runs.MANIFEST))
+        page = "report.html" if stage == "studies" else "notebook.html"
+        if (source / "notebook.ipynb").is_file():
+            self._write(target / page, self._page(source / "notebook.ipynb", show_code=stage != "studies"))
+        for table in TABLES.get(stage, ()):
+            if (source / f"{table}.parquet").is_file():
+                self._write(target / f"{table}.csv", self.scrubber.names(_csv(source / f"{table}.parquet")))
+        for record in RECORDS.get(stage, ()):
+            if (source / record).is_file():
+                as_json = record.endswith(".json")
+                content = self._json(source / record) if as_json else self._plain((source / record).read_text("utf-8"))
+                self._write(target / record, content)
+        for figure in sorted((source / "figures").glob("*")):
+            if figure.suffix == ".png":
+                (target / "figures").mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(figure, target / "figures" / figure.name)
+            elif figure.suffix in (".csv", ".txt"):
+                self._write(target / "figures" / figure.name, self._plain(figure.read_text("utf-8")))
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def _page(self, notebook: Path, show_code: bool) -> str:
+        """The page of an executed notebook, made from a scrubbed copy."""
+        import nbformat
+
+        content = nbformat.read(notebook, as_version=4)
+        content.metadata.pop("papermill", None)
+        for cell in content.cells:
+            cell.metadata.pop("papermill", None)
+            cell.source = self._plain(cell.source)
+            if cell.cell_type == "code":
+                cell.outputs = [self._output(output) for output in cell.outputs]
+        with tempfile.TemporaryDirectory() as folder:
+            scrubbed = Path(folder) / "notebook.ipynb"
+            nbformat.write(content, scrubbed)
+            return to_html(scrubbed, show_code=show_code)
+
+    def _output(self, output: Any) -> Any:
+        output = copy.deepcopy(output)
+        if output.output_type == "stream":
+            output.text = self._plain(output.text)
+        elif output.output_type == "error":
+            output.evalue = self._plain(output.evalue)
+            output.traceback = [self._plain("\n".join(output.traceback))]
+        else:
+            output.data = {kind: self._datum(kind, datum) for kind, datum in output.data.items()}
+        return output
+
+    def _datum(self, kind: str, datum: Any) -> Any:
+        if kind in _PICTURES or not isinstance(datum, str):
+            return datum
+        if kind == "text/html":
+            if self.scrubber.holds_passage(datum):
+                self.left_out += 1
+                return f"<p>{LEFT_OUT}</p>"
+            return self.scrubber.names(datum)
+        return self._plain(datum)
+
+    def _plain(self, text: str) -> str:
+        scrubbed = self.scrubber.plain(text)
+        self.left_out += scrubbed.count(MASK) > text.count(MASK) and self.scrubber.holds_passage(text)
+        return scrubbed
+
+    def _json(self, path: Path) -> str:
+        content = self._values(json.loads(path.read_text(encoding="utf-8")))
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    def _values(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {self._plain(key): self._values(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._values(one) for one in value]
+        return self._plain(value) if isinstance(value, str) else value
+
+
+def _csv(path: Path) -> str:
+    return pd.read_parquet(path).to_csv(index=False, lineterminator="\n")
+
+
+def _check(folder: Path, scrubber: Scrubber) -> None:
+    """Searches all that was written; ExportError names the files in which something is left."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".png":
+            text = re.sub(r"data:[\w/+.-]+;base64,[\w+/=\s]+", "", path.read_text(encoding="utf-8"))
+            if scrubber.holds_passage(text) or scrubber.names(text) != text:
+                found.append(str(path.relative_to(folder)))
+    if found:
+        raise ExportError(
+            f"text, row ids or paths were left in {', '.join(found[:5])}: nothing was exported; please report this"
+        )
