@@ -82,7 +82,7 @@ def page(
     shown = list(_shown(matches, prefixes, suffixes, show, n))
     pairs = sorted({(match.prefix_client, match.suffix_client) for match, _ in shown})
     names = {f"pair-{i}": f"client {j} prompts, client {k}'s text" for i, (j, k) in enumerate(pairs)}
-    kinds = list(dict.fromkeys(str(match.kind) for match, _ in shown))
+    kinds = list(dict.fromkeys(match.kind for match, _ in shown))
     names |= {f"kind-{i}": kind for i, kind in enumerate(kinds)}
     buttons = "".join(
         f'<p class="of">{words}</p>{_buttons(group, {k: v for k, v in names.items() if k.startswith(group)})}'
@@ -91,7 +91,7 @@ def page(
     rules = "".join(f"#{name}:checked ~ main article:not(.{name}) {{ display: none; }}" for name in names)
     articles = "".join(
         f'<article class="pair-{pairs.index((match.prefix_client, match.suffix_client))} '
-        f'kind-{kinds.index(str(match.kind))}">{markup}</article>'
+        f'kind-{kinds.index(match.kind)}">{markup}</article>'
         for match, markup in shown
     )
     masks = "" if show else "<p>Text is masked; set FEDMEM_SHOW_TEXT=1 and analyze again to see it.</p>"
@@ -110,7 +110,8 @@ def _shown(
 ) -> Iterator[tuple[Any, str]]:
     """(match, its markup) of the `n` worst."""
     order = matches["kind"].map({kind: place for place, kind in enumerate(KINDS)}).fillna(len(KINDS))
-    ranked = matches.assign(order=order).sort_values(
+    kind = matches["kind"].astype(object).where(matches["kind"].notna(), "no record")  # typing gave it none
+    ranked = matches.assign(order=order, kind=kind).sort_values(
         ["order", "matched_chars", "prefix_id", "suffix_id"], ascending=[True, False, True, True]
     )
     continuation = prefixes.set_index("prefix_id")["continuation"]
