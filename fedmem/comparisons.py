@@ -214,7 +214,7 @@ def _paired(pairing: Measured, gap: pd.Series, part: str, confidence: float) -> 
     if np.isnan(value):
         return np.nan, np.nan, np.nan, len(gap), True, np.nan, np.nan, np.nan
     more, less = int((gap > 1e-12).sum()), int((gap < -1e-12).sum())
-    return float(value), float(low), float(high), len(gap), True, more, less, mcnemar(more, less)
+    return float(value), float(low), float(high), len(gap), True, more, less, float(mcnemar(more, less))
 
 
 def _unpaired(first: Measured, second: Measured, part: str, confidence: float) -> tuple:

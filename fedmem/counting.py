@@ -45,17 +45,20 @@ def is_match(matches: pd.DataFrame, counting: str = "paper") -> pd.Series:
     """Which rows of `matches` count, as booleans in their order. An untyped candidate is never counted as strict."""
     check_counting(counting)
     need(matches, ["kind", *(["score", "identical_sentence"] if counting == "strict" else [])], "matches")
-    kind = matches["kind"].astype(object).where(matches["kind"].notna(), None)
-    unknown = sorted(set(kind.dropna().unique()) - set(KINDS))
+    codes, known = pd.factorize(matches["kind"])  # −1: null
+    unknown = sorted(set(known) - set(KINDS))
     if unknown:
         raise MetricsError(f"matches, column kind: got {unknown}; allowed are {', '.join(KINDS)}, or null")
-    if counting == "paper":
-        return kind.notna()
-    verbatim = kind == "verbatim"
-    if counting == "verbatim":
-        return verbatim
-    same = matches["identical_sentence"].eq(True) | pd.to_numeric(matches["score"]).gt(STRICT_SCORE)
-    return verbatim | (same.fillna(False).astype(bool) & ~kind.isin(["idea", UNTYPED]))
+
+    def of_kind(*kinds: str) -> np.ndarray:
+        return np.isin(codes, np.flatnonzero(np.isin(known.astype(object), kinds)))
+
+    found = codes >= 0 if counting == "paper" else of_kind("verbatim")
+    if counting == "strict":
+        score = pd.to_numeric(matches["score"]).to_numpy(float)
+        same = matches["identical_sentence"].eq(True).fillna(False).to_numpy(bool) | (score > STRICT_SCORE)
+        found = found | (same & ~of_kind("idea", UNTYPED))
+    return pd.Series(found, index=matches.index)
 
 
 class Counts:
@@ -87,11 +90,16 @@ class Counts:
         self.untyped = matches["kind"].isin([UNTYPED]).to_numpy()
         self.probed = {side: self._probed(suffixes, side) for side in (True, False)}
         self._flags: dict[str, np.ndarray] = {}
+        self._pairs: dict[tuple[str, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def pairs(self, counting: str, member: bool) -> tuple[np.ndarray, np.ndarray]:
         """(prefix, suffix client) of every hit, by position, each pair once: ten matches are one hit."""
-        counted = (self.member == member) & self.flag(counting)
-        return np.divmod(np.unique(self.prefix[counted] * len(self.clients) + self.target[counted]), len(self.clients))
+        if (counting, member) not in self._pairs:
+            counted, size = (self.member == member) & self.flag(counting), len(self.clients)
+            hit = np.zeros(len(self.owner) * size, dtype=bool)
+            hit[self.prefix[counted] * size + self.target[counted]] = True
+            self._pairs[counting, member] = np.divmod(np.flatnonzero(hit), size)
+        return self._pairs[counting, member]
 
     def undefined(self, counting: str, member: bool) -> np.ndarray:
         """Which suffix clients have no count: those without sampled suffixes; all, where candidates are untyped."""
@@ -108,7 +116,7 @@ class Counts:
         undefined = self.undefined(counting, member)
         matrix[:, undefined] = np.nan
         nothing = not len(self.owner) or undefined.all()
-        total = np.nan if nothing else len(np.unique(prefix)) / len(self.owner)
+        total = np.nan if nothing else np.count_nonzero(np.diff(prefix, prepend=-1)) / len(self.owner)  # in order
         intra, inter = (weighted(part, self.weights) for part in (np.diag(matrix), others(matrix)))
         return Memorization(matrix, intra, inter, total, hits, self.n, self.clients, counting, member)
 
@@ -190,11 +198,17 @@ def _positions(values: pd.Series, clients: tuple, where: str) -> np.ndarray:
 
 def _sampled(matches: pd.DataFrame, prefixes: pd.DataFrame) -> np.ndarray:
     """For each match the position of its prefix; identities hold within a client."""
-    known = pd.MultiIndex.from_frame(prefixes[["client", "prefix_id"]])
-    if not known.is_unique:
-        client, prefix = known[known.duplicated()][0]
-        raise MetricsError(f"prefixes: prefix {prefix} of client {client} stands there twice; give each one row")
-    positions = known.get_indexer(pd.MultiIndex.from_frame(matches[["prefix_client", "prefix_id"]]))
+    ids = pd.Index(prefixes["prefix_id"])
+    if ids.is_unique:  # the usual case, and much faster than pairs
+        positions = ids.get_indexer(matches["prefix_id"])
+        same = prefixes["client"].to_numpy()[positions] == matches["prefix_client"].to_numpy()
+        positions = np.where(same, positions, -1)
+    else:
+        known = pd.MultiIndex.from_frame(prefixes[["client", "prefix_id"]])
+        if not known.is_unique:
+            client, prefix = known[known.duplicated()][0]
+            raise MetricsError(f"prefixes: prefix {prefix} of client {client} stands there twice; give each one row")
+        positions = known.get_indexer(pd.MultiIndex.from_frame(matches[["prefix_client", "prefix_id"]]))
     if (positions < 0).any():
         client, prefix = matches.loc[positions < 0, ["prefix_client", "prefix_id"]].iloc[0]
         raise MetricsError(

@@ -12,13 +12,15 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedmem import runs
+from fedmem import files, runs
+from fedmem.leaks import TEXT_COLUMNS
 from fedmem.pages import to_html
 from fedmem.scrub import MASK, Scrubber
 
@@ -30,6 +32,8 @@ TABLES = {
 }
 RECORDS = {"analyze": ("mr.json",), "studies": ("study.json", "runs.csv")}
 LEFT_OUT = f"{MASK} left out: it held text of the corpus"
+# a table of texts that are not masked is left out, whether its rows were dealt to a client or not
+_TEXT_COLUMN = re.compile(rf"<th[^>]*>\s*(?:{'|'.join(TEXT_COLUMNS)})\s*</th>")
 _PICTURES = ("image/png", "image/svg+xml", "image/jpeg")
 
 
@@ -77,9 +81,18 @@ def _scrubber(root: Path, partitions: list[str]) -> Scrubber:
         if file.is_file():
             rows = pd.read_parquet(file, columns=["row_id", "input", "output"])
             ids |= set(rows["row_id"].astype(str))
-            texts += [*rows["input"], *rows["output"].dropna()]
+            texts += [*rows["input"], *rows["output"].dropna(), *_undealt(runs.open_stage(root / folder))]
     home = (Path.home(), Path.cwd(), root, root.parent, runs.PACKAGE.parent, Path(tempfile.gettempdir()))
     return Scrubber(ids, texts, {str(place) for place in home} | {str(place.resolve()) for place in home})
+
+
+def _undealt(partition: runs.Stage) -> Iterator[str]:
+    """Texts of a corpus file that no client was dealt; the file may be gone by now."""
+    path = partition.manifest["parameters"].get("corpus_path")
+    if path and Path(path).expanduser().exists():
+        for file in files.files_of(path):
+            for _, record in files.read(file):
+                yield from (value for value in dict(record).values() if isinstance(value, str))
 
 
 class _Writer:
@@ -144,14 +157,15 @@ class _Writer:
             output.evalue = self._plain(output.evalue)
             output.traceback = [self._plain("\n".join(output.traceback))]
         else:
-            output.data = {kind: self._datum(kind, datum) for kind, datum in output.data.items()}
+            kinds = [kind for kind in output.data if kind != "text/plain" or "text/html" not in output.data]
+            output.data = {kind: self._datum(kind, output.data[kind]) for kind in kinds}
         return output
 
     def _datum(self, kind: str, datum: Any) -> Any:
         if kind in _PICTURES or not isinstance(datum, str):
             return datum
         if kind == "text/html":
-            if self.scrubber.holds_passage(datum):
+            if self.scrubber.holds_passage(datum) or (MASK not in datum and _TEXT_COLUMN.search(datum)):
                 self.left_out += 1
                 return f"<p>{LEFT_OUT}</p>"
             return self.scrubber.names(datum)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import binomtest, norm
+from scipy.stats import binom, norm
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
@@ -106,12 +106,15 @@ def independent_difference(
     return low, high
 
 
-def mcnemar(more: int, less: int) -> float:
+def mcnemar(more: ArrayLike, less: ArrayLike) -> np.ndarray:
     """Exact McNemar test that two measurements of the same prefixes hit alike: two-sided p, from the discordant ones.
 
-    Given more + less prefixes on which they differ, either direction is as likely (a binomial of ½); 1 without any.
+    Of more + less prefixes on which they differ, either direction is as likely (a binomial of ½); 1 without any, NaN
+    where a number is NaN.
     """
-    return float(binomtest(int(more), int(more + less)).pvalue) if more + less else 1.0
+    more, less = np.broadcast_arrays(np.asarray(more, float), np.asarray(less, float))
+    p_value = 2 * binom.cdf(np.minimum(more, less), more + less, 0.5)
+    return np.where(np.isnan(more + less), np.nan, np.minimum(p_value, 1))
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:

@@ -196,7 +196,7 @@ def _excess_cells(counts: Counts, counting: str, confidence: float) -> pd.DataFr
     gone = np.tile(undefined, size) | (n == 0)
     only = [np.where(gone, np.nan, part) for part in only]
     low, high = tango(*only, n, confidence)
-    p_value = [np.nan if np.isnan(b) else mcnemar(b, c) for b, c in zip(*only, strict=True)]
+    p_value = mcnemar(*only)
     with np.errstate(invalid="ignore", divide="ignore"):
         value = (only[0] - only[1]) / n
     columns = {

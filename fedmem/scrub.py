@@ -44,9 +44,9 @@ class Scrubber:
 
     def names(self, text: str) -> str:
         """The text without row ids and absolute paths, which become blocks and the path's last name."""
-        for place in self._home:
-            text = text.replace(place + "/", "…/").replace(place, "…")
         text = _PATH.sub(lambda match: "…/" + re.split(r"[/\\]", match.group().rstrip("/\\"))[-1], text)
+        for place in self._home:  # one of a single name, or with odd characters
+            text = text.replace(place, "…")
         for one in self._odd:
             text = text.replace(one, MASK)
         return _TOKEN.sub(lambda match: self._without_id(match.group()), text)

@@ -72,13 +72,15 @@ class _Hits:
             return dict.fromkeys(PARTS, np.nan)
         sampled = np.ones(len(counts.owner), dtype=bool) if prefixes is None else prefixes
         kept = sampled[self.prefix] if suffixes is None else suffixes[self.suffix]
-        prefix, target = np.divmod(np.unique(self.prefix[kept] * size + self.target[kept]), size)
+        hit = np.zeros(len(counts.owner) * size, dtype=bool)
+        hit[self.prefix[kept] * size + self.target[kept]] = True
+        prefix, target = np.divmod(np.flatnonzero(hit), size)
         own = target == counts.owner[prefix]
         n = np.bincount(counts.owner[sampled], minlength=size)
         with np.errstate(invalid="ignore"):
             intra = np.bincount(counts.owner[prefix[own]], minlength=size) / n
             inter = np.bincount(counts.owner[prefix[~own]], minlength=size) / n / (size - 1 if size > 1 else np.nan)
         held = counts.weights > 0
-        total = len(np.unique(prefix)) / sampled.sum()
+        total = np.count_nonzero(np.diff(prefix, prepend=-1)) / sampled.sum()
         values = (float((counts.weights * part)[held].sum()) for part in (intra, inter))
         return dict(zip(PARTS, (*values, total), strict=True))
