@@ -9,7 +9,7 @@ demo: $(VENV)/installed  ## run params/studies/demo.yaml: four runs, their repor
 	$(BIN)/fedmem run params/studies/demo.yaml $(ARGS)
 
 test: $(VENV)/installed  ## all tests, the notebooks included
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lab: $(VENV)/installed  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks $(ARGS)

@@ -11,24 +11,35 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
-
 from fedmem import runs, study
 from fedmem.config import STAGES, ConfigError, markdown_table
 from fedmem.execute import failed_copy, failure
+from fedmem.study_files import parse
 
+GRACE_SECONDS = 20  # for an interrupted session to end by itself
 SNAKEFILE = runs.PACKAGE / "Snakefile"
 SHOWN_FIGURES = ("mr_intra", "mr_inter", "mr_total", "control_total")  # of runs.csv, in the table after a run
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a stage failed, 2 a wrong parameter, 130 interrupted."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    own, passed_on = arguments, []
+    if "--" in arguments:
+        own, passed_on = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    options = _parser().parse_args(own)
+    options.snakemake = passed_on
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C
     try:
         return options.command(options)
     except (ConfigError, FileNotFoundError, runs.StageError) as error:
         print(f"fedmem: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"fedmem: {error} (results are in {runs.results_root()}, from FEDMEM_RESULTS)", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fedmem: interrupted; finished stages are kept, the same command goes on from there", file=sys.stderr)
@@ -57,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("parameters", help=text, description=text).set_defaults(command=show_parameters)
     _add_reports(commands)
     _add_elasticsearch(commands)
-    commands.choices["run"].add_argument("--cores", type=int, default=os.cpu_count() or 1, help="stages at once")
-    commands.choices["run"].add_argument("snakemake", nargs="*", help="after --: arguments for Snakemake")
+    commands.choices["run"].add_argument("--cores", type=_cores, default=os.cpu_count() or 1, help="stages at once")
+    commands.choices["run"].epilog = "What follows -- goes to Snakemake."
     return parser
 
 
@@ -90,15 +101,19 @@ def _add_elasticsearch(commands) -> None:
     actions.choices["remove"].add_argument("names", nargs="+", metavar="NAME")
 
 
+def _cores(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed is a whole number ≥ 1")
+    return int(text)
+
+
 def _load(options: argparse.Namespace) -> study.Plan:
     overrides = {}
     for item in options.set:
         key, sign, value = item.partition("=")
         if not sign:
             raise ConfigError(f"--set {item}: allowed is KEY=VALUE")
-        overrides[key] = yaml.safe_load(value)
-    if isinstance(overrides.get("corpus_path"), str):  # notebooks run elsewhere than this command
-        overrides["corpus_path"] = str(Path(overrides["corpus_path"]).expanduser().resolve())
+        overrides[key] = parse(value, f"--set {item}")
     loaded = study.load(options.study, options.base, overrides, options.name)
     return study.plan(loaded, options.keep_stale)
 
@@ -144,7 +159,7 @@ def _only_runner():
         except BlockingIOError:
             lock.seek(0)
             raise runs.StageError(
-                f"another `fedmem run` (process {lock.read().strip()}) works on {runs.results_root()}: wait for it, "
+                f"another `fedmem run` (processes {lock.read().strip()}) works on {runs.results_root()}: wait for it, "
                 "or set FEDMEM_RESULTS to another folder"
             ) from None
         lock.truncate(0)
@@ -172,11 +187,17 @@ def _session(jobs: list[dict], options: argparse.Namespace, lock) -> int:
             pass_fds=[lock.fileno()],
             start_new_session=True,  # a group of its own, so that an interrupt reaches all of it, and once
         )
+        lock.write(f" {process.pid}")  # it outlives a front that is killed, and holds the lock until it ends
+        lock.flush()
         try:
             _follow(process, folder, jobs)
         except KeyboardInterrupt:
             os.killpg(process.pid, signal.SIGTERM)  # kernels notice that their parent is gone
-            process.wait()
+            try:
+                process.wait(timeout=GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             raise
     for failed in sorted(folder.glob("*.failed")):
         print(f"fedmem: {failed.read_text(encoding='utf-8')}", file=sys.stderr)

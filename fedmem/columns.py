@@ -143,10 +143,18 @@ def require(columns: Mapping[str, Column | None], found: Iterable[str], where: s
                 raise CorpusError(f"{where}: {_absent(key, columns, found, parameter)}")
 
 
+def shown_names(found: Iterable[str]) -> str:
+    """Column names as a message may show them. A file without a header has texts in their place: only their number."""
+    names = [str(name) for name in found]
+    if all(re.fullmatch(r"[^\W\d][\w.-]{0,39}", name) for name in names):
+        return ", ".join(map(repr, names)) or "none"
+    return f"{len(names)} columns whose names read like text and are not shown (has the file a header, and this delimiter?)"
+
+
 def _absent(key: str, columns: Mapping[str, Column | None], found: Iterable[str], parameter: str) -> str:
     expected = ", ".join(repr(str(column)) for column in columns.values() if column is not None and column.parts)
     return (
-        f"no column {str(columns[key])!r} for {key!r}; found {', '.join(map(repr, found)) or 'none'}, "
+        f"no column {str(columns[key])!r} for {key!r}; found {shown_names(found)}, "
         f"expected {expected}; say in {parameter} which column holds what (null: there is none)"
     )
 

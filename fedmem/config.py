@@ -7,6 +7,7 @@ are also what the notebooks' parameters cells show. This module knows no files b
 stage's work.
 """
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -219,11 +220,17 @@ def check_together(configs: dict[str, StageConfig], origin: dict[str, str] | Non
 
 
 def model_folder(name: str) -> Path | None:
-    """The folder of a shipped preset or of a local model; None for a hub id."""
-    for folder in (DATA / name, Path(name).expanduser()):
-        if (folder / "config.json").is_file():
-            return folder
-    return None
+    """The folder of a shipped preset or of a local model; None for a hub id. ConfigError for all else."""
+    if (DATA / name / "config.json").is_file():
+        return DATA / name
+    if Path(name).expanduser().is_dir():
+        return Path(name).expanduser()
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+        return None
+    presets = ", ".join(sorted(p.name for p in DATA.iterdir() if p.is_dir()))
+    raise ConfigError(
+        f"model: got {name!r}; allowed is a preset ({presets}), an existing folder, or a hub id, which reads owner/name"
+    )
 
 
 def allowed(stage: str, name: str) -> str:

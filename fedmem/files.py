@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedmem.columns import CorpusError, Record
+from fedmem.columns import CorpusError, Record, shown_names
 
 __all__ = ["READERS", "files_of", "rct_records", "read"]
 
@@ -66,7 +66,7 @@ def _object(pairs: list[tuple[str, object]], place: str) -> dict[str, object]:
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise CorpusError(f"{place}: key {repeated!r} stands there more than once; which value is meant?")
+        raise CorpusError(f"{place}: key {shown_names([repeated])} stands there more than once; which is meant?")
     return row
 
 
@@ -78,7 +78,9 @@ def _csv(file: Path, encoding: str, delimiter: str = ",") -> Iterator[Record]:
             header = next(reader, [])
             if len(set(header)) < len(header):
                 twice = next(name for name in header if header.count(name) > 1)
-                raise CorpusError(f"{file}, line 1: column {twice!r} stands there more than once; rename one")
+                raise CorpusError(
+                    f"{file}, line 1: column {shown_names([twice])} stands there more than once; rename one"
+                )
             line = reader.line_num + 1
             for cells in reader:
                 place, line = f"{file}, line {line}", reader.line_num + 1

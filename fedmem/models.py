@@ -5,7 +5,6 @@ model and tokenizer, and a row (input, instruction, output) into the text and th
 It does not know how models are trained, averaged or decoded, nor where a corpus comes from.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from fedmem.config import ConfigError, model_folder
+
 __all__ = [
-    "PRESETS",
     "Example",
     "Examples",
     "ModelError",
@@ -32,8 +32,6 @@ IGNORED = -100  # the label that the cross entropy of transformers skips
 SENTINEL = "\u2402content\u2403"  # stands for the user's content while the template is taken apart
 TEMPLATE_DATE = "1 Jan 2025"  # some templates print today's date: a fixed one keeps the bytes the same from day to day
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-
-PRESETS = {"tiny-qwen2": Path(__file__).parent / "data" / "tiny-qwen2"}
 
 
 class ModelError(ValueError):
@@ -75,17 +73,11 @@ def location(name: str) -> str:
 
     Raises ModelError for anything else, and for a folder that lacks a configuration or a tokenizer.
     """
-    if name in PRESETS:
-        return str(_complete_folder(name, PRESETS[name]))
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return str(_complete_folder(name, folder))
-    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
-        return name
-    raise ModelError(
-        f"model {name!r}: neither a preset ({', '.join(PRESETS)}), nor an existing folder, nor a hub id; "
-        "give one of these (a hub id reads owner/name)"
-    )
+    try:
+        folder = model_folder(name)
+    except ConfigError as error:
+        raise ModelError(str(error)) from None
+    return name if folder is None else str(_complete_folder(name, folder))
 
 
 def load(name: str, device: str = "auto", checkpoint: str | Path | None = None):

@@ -123,9 +123,9 @@ def where(name: str, origin: dict[str, str]) -> str:
 
 
 def unknown(name: str, known, origin: dict[str, str]) -> str:
-    return (
-        f"{where(name, origin)}unknown parameter {name!r}{closest(name, known)} (allowed: {', '.join(sorted(known))})"
-    )
+    """The error for an unknown parameter: where it stood, and the name that is most like it, or all known ones."""
+    likely = closest(name, known)
+    return f"{where(name, origin)}unknown parameter {name!r}" + (likely or f" (allowed: {', '.join(sorted(known))})")
 
 
 def _explain(model: type[StageConfig], error: dict, origin: dict[str, str]) -> str:

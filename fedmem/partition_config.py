@@ -99,6 +99,10 @@ class PartitionConfig(StageConfig):
     def _source_given(self) -> Self:
         if self.corpus == "file" and not self.corpus_path:
             raise ValueError("corpus_path: got nothing; with corpus = file it must name a file or a folder of files")
+        if self.corpus == "synthetic" and self.corpus_path:
+            raise ValueError(
+                f"corpus_path: got {self.corpus_path!r}, but corpus = synthetic reads no file; set corpus to file"
+            )
         if self.corpus == "hub" and not (self.hub_dataset and self.hub_columns.get("input")):
             raise ValueError(
                 "hub_dataset: with corpus = hub, hub_dataset and hub_columns (input at least) must be given; a study "

@@ -23,7 +23,8 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from fedmem.models import PRESETS, encode, pad_batch
+from fedmem.config import DATA
+from fedmem.models import encode, pad_batch
 from fedmem.synthetic import public_texts
 
 __all__ = ["RECIPES", "Recipe", "build_tokenizer", "corpus_digest", "pretrain", "random_model", "save"]
@@ -179,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
     recipe = RECIPES[chosen.name]
     with tqdm(desc=chosen.name, unit="step", mininterval=5) as bar:
         model, tokenizer, record = pretrain(recipe, on_step=partial(_show, bar))
-    save(chosen.folder or PRESETS[chosen.name], recipe, model, tokenizer, record)
+    save(chosen.folder or DATA / chosen.name, recipe, model, tokenizer, record)
 
 
 def _plan(recipe: Recipe, items: list[dict]) -> Iterator[tuple[list[dict], float]]:

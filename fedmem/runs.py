@@ -6,10 +6,12 @@ change the result: effective parameters, the parent's identity, and the digests 
 devices or numbers of workers. This module knows nothing of what the stages do.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedmem.config import STAGES, StageConfig, check_together, model_folder
+from fedmem.config import STAGES, ConfigError, StageConfig, check_together, model_folder
 
 PACKAGE = Path(__file__).resolve().parent
 MANIFEST = "manifest.json"
@@ -29,6 +31,7 @@ NOTEBOOKS = {
     "partition": "1_partition", "train": "2_train", "generate": "3_generate", "detect": "4_detect",
     "analyze": "5_analyze", "studies": "6_report",
 }  # fmt: skip
+REQUIRED = {"stage", "identity", "parameters", "parents", "files", "sizes", "code", "finished", "seconds"}
 RECORDED_VERSIONS = (
     "accelerate", "datasets", "datasketch", "flwr", "flwr-datasets", "nltk", "numpy", "pandas", "pyarrow",
     "scikit-learn", "tantivy", "torch", "transformers",
@@ -70,7 +73,7 @@ def _hash(value: Any) -> str:
 
 
 def outside_files(config: StageConfig) -> dict[str, Path]:
-    """Files that the stage reads from outside results: {parameter: path}. A corpus that is not there is an error."""
+    """Files and folders that the stage reads from outside results: {parameter: path}; one that is not there raises."""
     if config.stage == "partition" and config.corpus != "synthetic" and config.corpus_path:
         path = Path(config.corpus_path).expanduser()
         if not path.exists():
@@ -79,8 +82,10 @@ def outside_files(config: StageConfig) -> dict[str, Path]:
                 "give the path of a JSON Lines, CSV or Parquet file, or of a folder of them"
             )
         return {"corpus_path": path}
-    if config.stage == "train" and model_folder(config.model):
-        return {"model": model_folder(config.model)}
+    if config.stage == "train" and (folder := model_folder(config.model)):
+        return {"model": folder}
+    if config.stage == "detect" and Path(config.paraphrase_model).is_dir():
+        return {"paraphrase_model": Path(config.paraphrase_model)}
     return {}
 
 
@@ -159,6 +164,14 @@ class Stage:
             raise StageError(f"{self.folder} has no {name}; published are: {', '.join(sorted(self.manifest['files']))}")
         return path
 
+    def damaged(self) -> str | None:
+        """The first published file that is missing or of another size than when published; None if all is well."""
+        for name, size in self.manifest["sizes"].items():
+            path = self.folder / name
+            if not path.is_file() or path.stat().st_size != size:
+                return name
+        return None
+
     def table(self, name: str):
         """DataFrame of `<name>.parquet`."""
         import pandas as pd
@@ -175,21 +188,24 @@ def open_stage(folder: str | Path) -> Stage:
     folder = Path(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise StageError(
             f"{folder} holds no finished stage (no {MANIFEST}): run its notebook to the end first"
         ) from None
-    except json.JSONDecodeError as error:
-        raise StageError(
-            f"{folder / MANIFEST} is not JSON ({error}): remove the folder and run the stage again"
-        ) from None
+    except ValueError as error:
+        raise StageError(f"{folder / MANIFEST} is not JSON ({error}): run the stage again") from None
+    if not isinstance(manifest, dict) or not manifest.keys() >= REQUIRED:
+        raise StageError(f"{folder / MANIFEST} is no manifest of a stage: run the stage again")
     return Stage(folder, manifest)
 
 
 def finished(stage: str, root: Path | None = None) -> list[Stage]:
     """All finished stages of one kind, oldest first."""
     folder = (root or results_root()) / stage
-    stages = [open_stage(p.parent) for p in sorted(folder.glob(f"[!.]*/{MANIFEST}"))]
+    stages = []
+    for path in sorted(folder.glob(f"[!.]*/{MANIFEST}")):
+        with contextlib.suppress(StageError):  # a broken manifest is an unfinished stage
+            stages.append(open_stage(path.parent))
     return sorted(stages, key=lambda s: s.manifest["finished"])
 
 
@@ -256,7 +272,8 @@ class Work:
     def publish(self, device: str = "cpu") -> Stage:
         """Writes the manifest and puts the folder in the stage's place; the former one is removed whole."""
         files = {str(p.relative_to(self.folder)): file_digest(p) for p in sorted(self.folder.rglob("*")) if p.is_file()}
-        manifest = self._manifest(device) | {"files": files}
+        sizes = {name: (self.folder / name).stat().st_size for name in files}
+        manifest = self._manifest(device) | {"files": files, "sizes": sizes}
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         former = self.target.parent / f".{self.target.name}.{os.getpid()}.former"
         if self.target.exists():
@@ -310,6 +327,15 @@ def begin(config: StageConfig, parent: Stage | None = None) -> Work:
     return Work(config.stage, stage_folder(config, stage_identity), stage_identity, parents, config, digests)
 
 
+def study_folder(name: str) -> Path:
+    """`results/studies/<name>`; ConfigError for a name that is not one plain path component."""
+    if not re.fullmatch(r"\w[\w.=+ -]{0,99}", name):
+        raise ConfigError(
+            f"name of a study: got {name!r}; allowed are up to 100 letters, digits and . _ - = +, a letter first"
+        )
+    return results_root() / "studies" / name
+
+
 def report_identity(analyses: dict[str, str]) -> str:
     """Identity of a study's report: which run is which analysis ({run: identity of its analyze stage})."""
     return _hash({"stage": "studies", "analyses": analyses})
@@ -318,7 +344,7 @@ def report_identity(analyses: dict[str, str]) -> str:
 def begin_report(study: str, analyses: dict[str, Stage]) -> Work:
     """Opens the work folder of `results/studies/<study>/`; `analyses`: {run: its finished analyze stage}."""
     identities = {run: stage.identity for run, stage in analyses.items()}
-    return Work("studies", results_root() / "studies" / study, report_identity(identities), tuple(analyses.values()))
+    return Work("studies", study_folder(study), report_identity(identities), tuple(analyses.values()))
 
 
 def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
@@ -335,7 +361,7 @@ def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
             ancestor = ancestor.parent
         run = {"name": "latest", "parameters": parameters, "stages": folders}
         return {"name": name, "title": "The newest analysis", "note": "", "runs": [run]}, {"latest": stage}
-    folder = results_root() / "studies" / name
+    folder = study_folder(name)
     if not (folder / "study.json").is_file():
         known = sorted(p.parent.name for p in folder.parent.glob("*/study.json"))
         raise StageError(f"no study {name!r} in {folder.parent}; there are: {', '.join(known) or 'none'}, and 'latest'")

@@ -5,18 +5,14 @@ Stages that runs agree on are shared. The whole grid is validated before anythin
 study < grid < --set. Nothing is executed here but Snakemake, which runs `fedmem.execute` per stage.
 """
 
-import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedmem import runs
-from fedmem.config import OWNER, STAGES, ConfigError, StageConfig, closest, create_all
-
-RESERVED = {"title", "note", "base", "parameters", "grid", "include"}
+from fedmem.config import STAGES, ConfigError, StageConfig, create_all
+from fedmem.study_files import points
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Study:
 
     @property
     def folder(self) -> Path:
-        return runs.results_root() / "studies" / self.name
+        return runs.study_folder(self.name)
 
     @property
     def jobs(self) -> dict[str, Job]:
@@ -102,9 +98,10 @@ def load(
     Raises ConfigError with the file, the key, what it got and what is allowed; nothing has been executed then.
     """
     path = Path(path)
-    content, points = _points(path, base, overrides or {}, seen=())
+    runs.study_folder(name or path.stem)
+    content, found_points = points(path, base, overrides or {})
     faults, found, known = [], {}, {}
-    for run_name, values, origin in points:
+    for run_name, values, origin in found_points:
         try:
             configs = create_all(values, origin)
             run = Run(run_name, configs, _jobs(configs, known))
@@ -115,78 +112,6 @@ def load(
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return Study(name or path.stem, content.get("title", path.stem), content.get("note", ""), tuple(found.values()))
-
-
-def _points(path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...]):
-    """A study's YAML, and (run name, flat values, origin of each value) of every point of its grid, includes joined."""
-    if path in seen:
-        raise ConfigError(f"{path}: includes itself, by way of {', '.join(map(str, seen))}")
-    content = _read(path)
-    unknown = set(content) - RESERVED
-    if unknown:
-        key = sorted(unknown)[0]
-        hint = "; parameters stand under `parameters:` or `grid:`" if key in OWNER else closest(key, RESERVED)
-        raise ConfigError(f"{path}: unknown key {key!r}{hint} (allowed: {', '.join(sorted(RESERVED))})")
-    points = []
-    for included in content.get("include", []):
-        _, more = _points(path.parent / f"{included}.yaml", base, overrides, (*seen, path))
-        points += [(f"{included}/{name}", *rest) for name, *rest in more]
-    if "grid" in content or "parameters" in content or not points:
-        points += _grid_points(path, content, base or content.get("base"), overrides)
-    return content, points
-
-
-def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[str, Any]):
-    grid = {k: v for k, v in (content.get("grid") or {}).items() if k not in overrides}
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"{path}: grid: {key}: got {values!r}; allowed is a list of values")
-    base_file, base_values, aliases = _base(path, base)
-    fixed = content.get("parameters") or {}
-    for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values, strict=True))
-        layers = [(base_file, base_values), (path, fixed), (f"{path}: grid", point), ("--set", overrides)]
-        task = next((layer["task"] for _, layer in reversed(layers) if "task" in layer), None)
-        task_file = path.parent.parent / "tasks" / f"{task}.yaml"
-        if task is not None and task_file.is_file():
-            layers.insert(0, (task_file, {"task": task} | _read(task_file)))
-        merged = {k: v for _, layer in layers for k, v in layer.items()}
-        origin = {k: str(where) for where, layer in layers for k in layer}
-        if merged.get("model") in aliases:
-            merged["model"] = aliases[merged["model"]]
-        yield "-".join(_word(k, v) for k, v in point.items()) or path.stem, merged, origin
-
-
-def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict]:
-    """File, parameters and model aliases of a base."""
-    if base is None:
-        return None, {}, {}
-    folder = study.parent.parent / "base"
-    known = sorted(p.stem for p in folder.glob("*.yaml"))
-    if base not in known:
-        raise ConfigError(f"{study}: unknown base {base!r}{closest(base, known)} (allowed: {', '.join(known)})")
-    values = _read(folder / f"{base}.yaml")
-    return folder / f"{base}.yaml", values, values.pop("models", {})
-
-
-def _read(path: Path) -> dict:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        known = sorted(p.stem for p in path.parent.glob("*.yaml"))
-        where = f"; in {path.parent} are: {', '.join(known)}" if known else ""
-        raise ConfigError(f"{path}: there is no such file{where}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a YAML file: {error}") from None
-    if content is not None and not isinstance(content, dict):
-        raise ConfigError(f"{path}: got {type(content).__name__}; allowed is a mapping of keys to values")
-    return content or {}
-
-
-def _word(key: str, value: Any) -> str:
-    """A grid value in a run's name: texts speak for themselves, numbers say what they count."""
-    text = Path(value).name if isinstance(value, str) else f"{key}={value}"
-    return "".join(c if c.isalnum() or c in "._=" else "_" for c in text)
 
 
 def _jobs(configs: dict[str, StageConfig], known: dict) -> dict[str, Job]:
@@ -252,6 +177,8 @@ def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str,
         return "to do", ""
     if stage.identity != job.identity:
         return "to do", "another stage lies in its folder"
+    if name := stage.damaged():
+        return "to do", f"its file {name} is missing or changed"
     if stage.manifest["code"] != code[job.stage]:
         return "stale", "the code has changed"
     if job.parent:

@@ -21,3 +21,8 @@ def shared() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What executes notebooks comes first: it takes longest, and the other tests run beside it."""
+    items.sort(key=lambda item: item.get_closest_marker("notebooks") is None)

@@ -173,6 +173,15 @@ def test_cp1252_is_refused_with_its_place_or_read_by_parameter(tmp_path):
     assert load_corpus("file", "qa", path=wide, encoding="utf-16")["input"].tolist() == ["tëxt"]
 
 
+def test_a_file_without_a_header_does_not_show_its_text(tmp_path):
+    message = refusal(csv_file(tmp_path, "1,what?,PRIVATE text of patient Meier,yes,a", "2,what?,more of it,no,a"))
+    assert "PRIVATE" not in message
+    assert "Meier" not in message
+    assert "has the file a header" in message
+    twice = refusal(csv_file(tmp_path, "1,PRIVATE of Meier,PRIVATE of Meier", "2,b,c"))
+    assert "PRIVATE" not in twice
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
@@ -187,7 +196,7 @@ def test_cp1252_is_refused_with_its_place_or_read_by_parameter(tmp_path):
         ([HEADER], "holds no rows"),
         (
             ["id;instruction;input;output;group", "a;;b;;"],
-            "no column 'id' for 'id'; found 'id;instruction;input;output",
+            "no column 'id' for 'id'; found 1 columns whose names read like text and are not shown",
         ),
     ],
 )

@@ -88,7 +88,7 @@ def test_an_unknown_preset_is_refused(capsys):
 
 
 def test_what_ships_is_small_and_says_how_it_was_made():
-    folder = presets.PRESETS["tiny-qwen2"]
+    folder = presets.DATA / "tiny-qwen2"
     assert (folder / "model.safetensors").stat().st_size <= 3_000_000
     manifest = json.loads((folder / "manifest.json").read_text())
     recipe = presets.RECIPES["tiny-qwen2"]

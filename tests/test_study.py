@@ -98,9 +98,22 @@ def test_included_studies_are_joined(params):
         ("base: smal\n", "did you mean 'small'?"),
         ("parameters: {n_clients: 0}\n", "n_clients: got 0"),
         ("- a\n", "got list; allowed is a mapping"),
-        ("grid: [\n", "not a YAML file"),
+        ("grid: [\n", ": not YAML"),
         ("include: [nowhere]\n", "there is no such file"),
         ("grid: {n_prefixes: [10, 99]}\n", "n_prefixes: got 99"),  # the whole grid is validated
+        ("", "is empty"),
+        ("grid: {rounds: [1]}\ngrid: {rounds: [2]}\n", "key 'grid' stands twice"),
+        ("parameters: {rounds: 1, rounds: 2}\n", "key 'rounds' stands twice"),
+        ("grid: {rounds: [1, 1]}\n", "a value stands twice"),
+        ("grid: [algorithm]\n", "grid: got ['algorithm']; allowed is a mapping"),
+        ("parameters: hello\n", "parameters: got 'hello'; allowed is a mapping"),
+        ("include: demo\n", "include: got 'demo'; allowed is a list"),
+        ("title: [a]\n", "title: got ['a']; allowed is a text"),
+        ("base: 5\n", "base: got 5; allowed is a text"),
+        ("parameters: {1: 2}\n", "key 1 is not a text"),
+        ("parameters: {model: [a]}\n", "model: got ['a']"),
+        ("parameters: {task: ../studies/s}\n", "task: got '../studies/s'"),
+        ("parameters: {corpus_path: x.jsonl}\n", "corpus = synthetic reads no file"),
     ],
 )
 def test_faults_name_the_file_and_what_is_allowed(params, text, said):
@@ -119,6 +132,7 @@ def test_faults_name_the_file_and_what_is_allowed(params, text, said):
         (["--set", "n_clients=0"], "--set: n_clients: got 0"),
         (["--set", "corpus=file", "--set", "corpus_path=nowhere.jsonl"], "corpus_path: there is no file"),
         (["--set", "rounds"], "--set rounds: allowed is KEY=VALUE"),
+        (["--set", "model=no-such-model"], "allowed is a preset (tiny-qwen2), an existing folder, or a hub id"),
         (["--base", "smal"], "unknown base 'smal'; did you mean 'small'?"),
     ],
 )
@@ -129,6 +143,55 @@ def test_the_command_refuses_with_one_clear_line_and_runs_nothing(arguments, sai
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) == 1
     assert not runs.results_root().exists()
+
+
+@pytest.mark.parametrize("name", ["../../precious", "/tmp/evil", "..", ".hidden", "", "a/b"])
+def test_a_results_name_stays_inside_results(name):
+    with pytest.raises(ConfigError, match="name of a study"):
+        study.load(PARAMS / "studies/demo.yaml", name=name or "/")
+
+
+def test_numbers_are_read_as_people_write_them(params):
+    train = only(study.load(params("parameters: {learning_rate: 1e-3, weight_decay: .5}\n")))["train"]
+    assert (train.learning_rate, train.weight_decay) == (0.001, 0.5)
+    for odd in ("010", "1_0", "0x10"):  # YAML 1.1 would make 8, 10 and 16 of them
+        with pytest.raises(ConfigError, match=f"rounds: got '{odd}'"):
+            study.load(params(f"parameters: {{rounds: {odd}}}\n"))
+
+
+def test_paths_hold_whatever_folder_a_notebook_runs_in(params, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "corpus.jsonl").write_text("{}\n")
+    path = params("parameters: {model: ./my, corpus: file, corpus_path: my/corpus.jsonl}\n")
+    configs = only(study.load(path))
+    assert configs["train"].model == str(tmp_path / "my")
+    assert configs["partition"].corpus_path == str(tmp_path / "my" / "corpus.jsonl")
+
+
+def test_the_command_line_has_its_own_faults(capsys):
+    demo = str(PARAMS / "studies/demo.yaml")
+    with pytest.raises(SystemExit):
+        main(["run", demo, "--cores", "0"])
+    assert "allowed is a whole number ≥ 1" in capsys.readouterr().err
+    assert main(["plan", demo, "--set", "train_rows=["]) == 2
+    assert "--set train_rows=[: not YAML" in capsys.readouterr().err
+    assert main(["plan", demo, "--set", "rounds=1", "--", "-n"]) == 0  # what follows -- is Snakemake's
+
+
+def test_a_damaged_stage_is_to_do_again(params):
+    loaded = study.load(params("base: small\n"))
+    job = loaded.runs[0].jobs["partition"]
+    work = runs.begin(job.config)
+    work.save_json("rows", [1])
+    stage = work.publish()
+    stage.path("rows.json").write_text("[")
+    assert study.plan(loaded).states[job.id] == "to do"
+    assert "rows.json is missing or changed" in study.plan(loaded).reasons[job.id]
+    (stage.folder / "manifest.json").write_text("{}")
+    assert study.plan(loaded).states[job.id] == "to do"
+    with pytest.raises(runs.StageError, match="run notebooks"):
+        runs.find("partition")
 
 
 def finish(job, parent=None):
