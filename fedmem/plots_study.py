@@ -23,7 +23,7 @@ def by_parameter(table: pd.DataFrame, parameter: str, counting: str, points: pd.
 
     table: setting, metric (mr_… and control_…), value, low, high, and `line` (runs that differ in the parameter alone;
     at most ten are told apart). points: setting, metric, value, as `paper.points` gives them, drawn in black where the
-    metric has them.
+    metric has them; with a column `task`, in the colour of the line that has that task among its names.
     """
     settings = list(dict.fromkeys(table["setting"]))
     numbers = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in settings)
@@ -39,7 +39,7 @@ def by_parameter(table: pd.DataFrame, parameter: str, counting: str, points: pd.
                 words = "control: held-out" if name == "control" else str(line) if len(lines) > 1 else "trained on"
                 _points(axis, chosen, numbers, shift, colour, "s" if name == "control" else "o", words)
         if points is not None:
-            _published(axis, points[points["metric"] == f"mr_{part}"], settings, numbers)
+            _published(axis, points[points["metric"] == f"mr_{part}"], settings, numbers, lines)
         if not numbers:
             axis.set_xticks(range(len(settings)), [str(s) for s in settings], rotation=20 if len(settings) > 3 else 0)
             axis.set_xlim(-0.5, len(settings) - 0.5)
@@ -143,11 +143,15 @@ def _points(axis: Axes, rows: pd.DataFrame, numbers: bool, shift: float, colour:
         axis.text(place, 0.02, "n/a", transform=axis.get_xaxis_transform(), ha="center", color=colour, fontsize=8)
 
 
-def _published(axis: Axes, points: pd.DataFrame, settings: list, numbers: bool) -> None:
+def _published(axis: Axes, points: pd.DataFrame, settings: list, numbers: bool, lines: list) -> None:
     points = points if numbers else points[points["setting"].isin(settings)]
-    places = points["setting"] if numbers else [settings.index(setting) for setting in points["setting"]]
-    if len(points):
-        axis.plot(places, 100 * points["value"], "D", color="black", fillstyle="none", markersize=6, label=SOURCE)
+    tasks = points["task"] if "task" in points else pd.Series("", index=points.index)
+    for task, chosen in points.groupby(tasks):
+        places = chosen["setting"] if numbers else [settings.index(setting) for setting in chosen["setting"]]
+        own = [place for place, line in enumerate(lines) if task in str(line).split(", ")]
+        colour = COLOURS[own[0] % 10] if own and len(lines) > 1 else "black"
+        values = 100 * chosen["value"]
+        axis.plot(places, values, "D", color=colour, fillstyle="none", markersize=6, label=f"{SOURCE} {task}".strip())
 
 
 def _mark(axis: Axes, place: float, row, colour: str, own: bool) -> None:

@@ -106,7 +106,12 @@ def test_a_numbers_effect_is_a_curve_with_the_papers_points():
 
 def test_a_names_effect_is_points_and_lines_tell_other_parameters_apart():
     table = pd.concat([settings(["fedavg", "fedprox"], line) for line in ("dialog", "qa")])
-    axes = plots_study.by_parameter(table, "algorithm", "paper", paper.points("dialog", "algorithm")).axes
+    points = pd.concat([paper.points(task, "algorithm").assign(task=task) for task in ("dialog", "qa")])
+    axes = plots_study.by_parameter(table, "algorithm", "paper", points).axes
+    published = {line.get_label(): line for line in axes[0].lines if line.get_label().startswith(paper.SOURCE)}
+    assert list(published) == [f"{paper.SOURCE} dialog", f"{paper.SOURCE} qa"]
+    assert published[f"{paper.SOURCE} qa"].get_ydata().tolist() == pytest.approx([1.45, 3.675])
+    assert len({line.get_color() for line in published.values()}) == 2
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["fedavg", "fedprox"]
     labels = {bars.get_label() for bars in axes[0].containers}
     assert {"dialog", "qa"} <= labels
