@@ -148,7 +148,7 @@ def shown_names(found: Iterable[str]) -> str:
     names = [str(name) for name in found]
     if all(re.fullmatch(r"[^\W\d][\w.-]{0,39}", name) for name in names):
         return ", ".join(map(repr, names)) or "none"
-    return f"{len(names)} columns whose names read like text and are not shown (has the file a header, and this delimiter?)"
+    return f"{len(names)} columns whose names read like text and are not shown (a header? this delimiter?)"
 
 
 def _absent(key: str, columns: Mapping[str, Column | None], found: Iterable[str], parameter: str) -> str:

@@ -177,7 +177,7 @@ def test_a_file_without_a_header_does_not_show_its_text(tmp_path):
     message = refusal(csv_file(tmp_path, "1,what?,PRIVATE text of patient Meier,yes,a", "2,what?,more of it,no,a"))
     assert "PRIVATE" not in message
     assert "Meier" not in message
-    assert "has the file a header" in message
+    assert "a header?" in message
     twice = refusal(csv_file(tmp_path, "1,PRIVATE of Meier,PRIVATE of Meier", "2,b,c"))
     assert "PRIVATE" not in twice
 
