@@ -115,6 +115,39 @@ def test_seeds_give_mean_and_spread(parameters):
     )
 
 
+def test_references_are_models_that_cannot_have_learnt_it(parameters):
+    local = parameters.loc[["none"]].assign(algorithm="local").rename(index={"none": "local"})
+    table = pd.concat([parameters, local])
+    hits = {"fedavg": run([(0, i, 0) for i in range(4)]), "none": run([]), "local": run([(0, 0, 1)]), "long": run([])}
+    found = comparisons.over_references(hits, table).set_index(["run", "reference", "part"])
+    assert set(found.index) == {("fedavg", "untrained", part) for part in ("intra", "inter", "total")} | {
+        ("fedavg", "local", "inter")  # of its own client a local model did see the rows
+    }
+    assert found.loc[("fedavg", "untrained", "total"), "difference"] == pytest.approx(4 / 20)
+    assert found.loc[("fedavg", "local", "inter"), "difference"] == pytest.approx(-0.75 / 10)
+    assert comparisons.over_references({"fedavg": hits["fedavg"]}, table).empty
+
+
+def test_runs_that_differ_in_one_parameter_share_a_line(parameters):
+    summary = pd.DataFrame({"run": list(parameters.index), "value": 0.1})
+    table = comparisons.by_setting(summary, parameters, "algorithm").set_index("run")
+    assert table.loc[["fedavg", "prox", "none"], "setting"].tolist() == ["fedavg", "fedprox", "none"]
+    assert table.loc["fedavg", "line"] == table.loc["prox", "line"] == table.loc["none", "line"]
+    assert len({table.loc[name, "line"] for name in ("fedavg", "fedavg-1", "long", "qa-prox")}) == 4
+    assert "qa" in table.loc["qa-prox", "line"].split(", ")
+
+
+def test_perplexity_gap_by_hand():
+    rows = [(2, 0, "test_loss", 2.0, 10), (2, 1, "test_loss", 3.0, 30), (2, -1, "test_loss", 9.0, 40),
+            (2, 0, "train_loss", 1.0, 10), (2, 1, "train_loss", 1.0, 10), (1, 0, "train_loss", 5.0, 10)]  # fmt: skip
+    curves = pd.DataFrame(rows, columns=["round", "client", "metric", "value", "tokens"])
+    # e^((2·10 + 3·30)/40) − e^1
+    assert comparisons.perplexity_gap(curves, 2) == pytest.approx(np.exp(2.75) - np.e)
+    assert np.isnan(comparisons.perplexity_gap(curves[curves["metric"] == "test_loss"], 2))  # never trained
+    central = curves.assign(client=-1)
+    assert comparisons.perplexity_gap(central[central["value"] < 9], 2) == pytest.approx(np.exp(2.75) - np.e)
+
+
 def test_published_figures():
     assert paper.beside("dialog", "fedavg") == pytest.approx(
         {"mr_intra": 0.01533, "mr_inter": 0.01446, "mr_total": 0.03992}
