@@ -180,6 +180,25 @@ def test_what_is_exported_is_worth_reading(exported):
 
 
 @pytest.mark.notebooks
+def test_a_report_is_rebuilt_from_finished_analyses(exported):
+    _, _, results = exported
+    report = results / "studies" / "real" / "report.html"
+    before = {path: path.stat().st_mtime_ns for path in results.glob("[a-z]*/*/manifest.json")}
+    report.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmem.cli", "report", "real"],
+        env=os.environ | {"FEDMEM_RESULTS": str(results)}, capture_output=True, text=True, timeout=300, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(report) in done.stdout
+    assert report.is_file()
+    after = {path: path.stat().st_mtime_ns for path in results.glob("[a-z]*/*/manifest.json")}
+    assert {path.parts[-3] for path in before if before[path] != after[path]} == {
+        "studies"
+    }  # nothing else was executed
+
+
+@pytest.mark.notebooks
 def test_an_export_overwrites_nothing_and_names_an_unknown_study(exported, monkeypatch, tmp_path):
     _, folder, results = exported
     monkeypatch.setenv("FEDMEM_RESULTS", str(results))
