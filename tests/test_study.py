@@ -145,7 +145,7 @@ def test_the_command_refuses_with_one_clear_line_and_runs_nothing(arguments, sai
     assert not runs.results_root().exists()
 
 
-@pytest.mark.parametrize("name", ["../../precious", "/tmp/evil", "..", ".hidden", "", "a/b"])
+@pytest.mark.parametrize("name", ["../../precious", "/evil", "..", ".hidden", "", "a/b"])
 def test_a_results_name_stays_inside_results(name):
     with pytest.raises(ConfigError, match="name of a study"):
         study.load(PARAMS / "studies/demo.yaml", name=name or "/")
