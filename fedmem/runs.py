@@ -1,13 +1,11 @@
-"""Stage folders: what identifies a stage, where it lies, and how it is published whole or not at all.
+"""Stage folders: how a stage is found, opened, and published whole or not at all.
 
 A stage's folder is `results/<stage>/<slug>-<hash8>/`. It is finished when it holds a manifest and for no other reason;
-a manifest is written last, in a hidden folder that then takes the stage's place in one rename. The hash covers what can
-change the result: effective parameters, the parent's identity, and the digests of files read from outside; not paths,
-devices or numbers of workers. This module knows nothing of what the stages do.
+a manifest is written last, in a hidden folder that then takes the stage's place in one rename. What the hash covers is
+`fedmem.identity`'s matter. This module knows nothing of what the stages do.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -23,14 +21,44 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedmem.config import STAGES, ConfigError, StageConfig, check_together, model_folder
+from fedmem.config import STAGES, ConfigError, StageConfig, check_together
+from fedmem.identity import (
+    NOTEBOOKS,
+    PACKAGE,
+    code_digest,
+    digest_of,
+    file_digest,
+    identity,
+    notebook_file,
+    outside_files,
+    results_root,
+    stage_folder,
+)
 
-PACKAGE = Path(__file__).resolve().parent
+__all__ = [
+    "NOTEBOOKS",
+    "PACKAGE",
+    "Stage",
+    "StageError",
+    "Work",
+    "begin",
+    "begin_report",
+    "code_digest",
+    "file_digest",
+    "find",
+    "finished",
+    "identity",
+    "notebook_file",
+    "open_stage",
+    "open_study",
+    "report_identity",
+    "results_root",
+    "run_table",
+    "stage_folder",
+    "study_folder",
+]
+
 MANIFEST = "manifest.json"
-NOTEBOOKS = {
-    "partition": "1_partition", "train": "2_train", "generate": "3_generate", "detect": "4_detect",
-    "analyze": "5_analyze", "studies": "6_report",
-}  # fmt: skip
 REQUIRED = {"stage", "identity", "parameters", "parents", "files", "sizes", "code", "finished", "seconds"}
 RECORDED_VERSIONS = (
     "accelerate", "datasets", "datasketch", "flwr", "flwr-datasets", "nltk", "numpy", "pandas", "pyarrow",
@@ -40,74 +68,6 @@ RECORDED_VERSIONS = (
 
 class StageError(RuntimeError):
     """A stage folder that is missing, unfinished or not of the expected kind."""
-
-
-def results_root() -> Path:
-    """The results folder: $FEDMEM_RESULTS, else `results` of the checkout that holds the notebooks, else of the cwd."""
-    if os.environ.get("FEDMEM_RESULTS"):
-        return Path(os.environ["FEDMEM_RESULTS"]).expanduser().resolve()
-    checkout = PACKAGE.parent
-    return (checkout if (checkout / "notebooks").is_dir() else Path.cwd()) / "results"
-
-
-def notebook_file(stage: str) -> Path:
-    """The stage's notebook in the checkout."""
-    return PACKAGE.parent / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
-
-
-# --- identity -------------------------------------------------------------------------------------------------------
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder: of its files' names and digests, sorted, caches and dotfiles left out."""
-    path = Path(path)
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        return _hash({str(p.relative_to(path)): file_digest(p) for p in files})
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def outside_files(config: StageConfig) -> dict[str, Path]:
-    """Files and folders that the stage reads from outside results: {parameter: path}; one that is not there raises."""
-    if config.stage == "partition" and config.corpus != "synthetic" and config.corpus_path:
-        path = Path(config.corpus_path).expanduser()
-        if not path.exists():
-            raise FileNotFoundError(
-                f"corpus_path: there is no file {config.corpus_path!r}, nor a folder (looked from {Path.cwd()}); "
-                "give the path of a JSON Lines, CSV or Parquet file, or of a folder of them"
-            )
-        return {"corpus_path": path}
-    if config.stage == "train" and (folder := model_folder(config.model)):
-        return {"model": folder}
-    if config.stage == "detect" and Path(config.paraphrase_model).is_dir():
-        return {"paraphrase_model": Path(config.paraphrase_model)}
-    return {}
-
-
-def identity(config: StageConfig, parent_identity: str | None = None, digests: dict[str, str] | None = None) -> str:
-    """Hash of what can change the stage's result. A file's digest stands in the place of its path."""
-    digests = digests if digests is not None else {k: file_digest(p) for k, p in outside_files(config).items()}
-    effective = {name: value for name, value in config.effective().items() if name not in digests}
-    return _hash({"stage": config.stage, "parameters": effective, "parent": parent_identity, "outside": digests})
-
-
-def stage_folder(config: StageConfig, stage_identity: str, root: Path | None = None) -> Path:
-    """Where the stage with this identity lies."""
-    slug = "".join(c if c.isalnum() or c in "._-" else "-" for c in config.slug)[:80]
-    return (root or results_root()) / config.stage / f"{slug}-{stage_identity[:8]}"
-
-
-def code_digest(stage: str) -> str:
-    """Digest of the code that makes a stage: the package's modules and the notebook's cells, not its outputs."""
-    modules = {str(p.relative_to(PACKAGE)): file_digest(p) for p in sorted(PACKAGE.rglob("*.py"))}
-    cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    return _hash({"modules": modules, "notebook": code})
 
 
 # --- finished stages ------------------------------------------------------------------------------------------------
@@ -135,7 +95,7 @@ class Stage:
     @property
     def files_digest(self) -> str:
         """One digest over the digests of all published files."""
-        return _hash(self.manifest["files"])
+        return digest_of(self.manifest["files"])
 
     @cached_property
     def config(self) -> StageConfig:
@@ -338,7 +298,7 @@ def study_folder(name: str) -> Path:
 
 def report_identity(analyses: dict[str, str]) -> str:
     """Identity of a study's report: which run is which analysis ({run: identity of its analyze stage})."""
-    return _hash({"stage": "studies", "analyses": analyses})
+    return digest_of({"stage": "studies", "analyses": analyses})
 
 
 def begin_report(study: str, analyses: dict[str, Stage]) -> Work:

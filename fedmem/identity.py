@@ -1,0 +1,85 @@
+"""What identifies a stage, and where it lies: hashes of parameters, parents, outside files and code.
+
+The hash covers what can change a result: effective parameters, the parent's identity, and the digests of files read
+from outside; not paths, devices or numbers of workers. It reads files and knows nothing of manifests or publishing.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedmem.config import StageConfig, model_folder
+
+PACKAGE = Path(__file__).resolve().parent
+NOTEBOOKS = {
+    "partition": "1_partition", "train": "2_train", "generate": "3_generate", "detect": "4_detect",
+    "analyze": "5_analyze", "studies": "6_report",
+}  # fmt: skip
+
+
+def results_root() -> Path:
+    """The results folder: $FEDMEM_RESULTS, else `results` of the checkout that holds the notebooks, else of the cwd."""
+    if os.environ.get("FEDMEM_RESULTS"):
+        return Path(os.environ["FEDMEM_RESULTS"]).expanduser().resolve()
+    checkout = PACKAGE.parent
+    return (checkout if (checkout / "notebooks").is_dir() else Path.cwd()) / "results"
+
+
+def notebook_file(stage: str) -> Path:
+    """The stage's notebook in the checkout."""
+    return PACKAGE.parent / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes; of a folder: of its files' names and digests, sorted, caches and dotfiles left out."""
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        return digest_of({str(p.relative_to(path)): file_digest(p) for p in files})
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of a value as JSON, keys sorted."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def outside_files(config: StageConfig) -> dict[str, Path]:
+    """Files and folders that the stage reads from outside results: {parameter: path}; one that is not there raises."""
+    if config.stage == "partition" and config.corpus != "synthetic" and config.corpus_path:
+        path = Path(config.corpus_path).expanduser()
+        if not path.exists():
+            raise FileNotFoundError(
+                f"corpus_path: there is no file {config.corpus_path!r}, nor a folder (looked from {Path.cwd()}); "
+                "give the path of a JSON Lines, CSV or Parquet file, or of a folder of them"
+            )
+        return {"corpus_path": path}
+    if config.stage == "train" and (folder := model_folder(config.model)):
+        return {"model": folder}
+    if config.stage == "detect" and Path(config.paraphrase_model).is_dir():
+        return {"paraphrase_model": Path(config.paraphrase_model)}
+    return {}
+
+
+def identity(config: StageConfig, parent_identity: str | None = None, digests: dict[str, str] | None = None) -> str:
+    """Hash of what can change the stage's result. A file's digest stands in the place of its path."""
+    digests = digests if digests is not None else {k: file_digest(p) for k, p in outside_files(config).items()}
+    effective = {name: value for name, value in config.effective().items() if name not in digests}
+    return digest_of({"stage": config.stage, "parameters": effective, "parent": parent_identity, "outside": digests})
+
+
+def stage_folder(config: StageConfig, stage_identity: str, root: Path | None = None) -> Path:
+    """Where the stage with this identity lies."""
+    slug = "".join(c if c.isalnum() or c in "._-" else "-" for c in config.slug)[:80]
+    return (root or results_root()) / config.stage / f"{slug}-{stage_identity[:8]}"
+
+
+def code_digest(stage: str) -> str:
+    """Digest of the code that makes a stage: the package's modules and the notebook's cells, not its outputs."""
+    modules = {str(p.relative_to(PACKAGE)): file_digest(p) for p in sorted(PACKAGE.rglob("*.py"))}
+    cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return digest_of({"modules": modules, "notebook": code})
