@@ -199,9 +199,10 @@ def _session(jobs: list[dict], options: argparse.Namespace, lock) -> int:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             raise
-    for failed in sorted(folder.glob("*.failed")):
-        print(f"fedmem: {failed.read_text(encoding='utf-8')}", file=sys.stderr)
-    if process.returncode and not list(folder.glob("*.failed")):
+    failed = sorted(folder.glob("*.failed"))
+    for message in failed:
+        print(f"fedmem: {message.read_text(encoding='utf-8')}", file=sys.stderr)
+    if process.returncode and not failed:
         print(f"fedmem: the runner failed; its log is {folder / 'snakemake.log'}", file=sys.stderr)
     return 1 if process.returncode else 0
 
@@ -226,7 +227,7 @@ def _follow(process: subprocess.Popen, folder: Path, jobs: list[dict]) -> None:
 
 def _print_result(name: str) -> int:
     """Prints a study's run table and its report's path; 1 when there is no report."""
-    folder = runs.results_root() / "studies" / name
+    folder = runs.study_folder(name)
     table = folder / "runs.csv"
     if not table.is_file():
         print(f"fedmem: {name} has no report", file=sys.stderr)
@@ -234,7 +235,7 @@ def _print_result(name: str) -> int:
     import pandas as pd
 
     frame = pd.read_csv(table)
-    shown = [f"{name}_{counting}" for counting in ("verbatim", "paper") for name in SHOWN_FIGURES]
+    shown = [f"{figure}_{counting}" for counting in ("verbatim", "paper") for figure in SHOWN_FIGURES]
     print(frame[["run", "state", "n", *shown]].to_string(index=False, float_format=lambda x: f"{x:.3f}"))
     print(f"report: {folder / 'report.html'}")
     return 0
@@ -267,13 +268,8 @@ def show_status(options: argparse.Namespace) -> int:
     for one in plan.study.runs:
         faults = {stage: error for stage, job in one.jobs.items() if (error := failure(job.folder))}
         done = sum(plan.states[job.id] == "finished" for job in one.jobs.values())
-        state = (
-            "failed"
-            if faults
-            else "finished"
-            if done == len(one.jobs)
-            else f"{done} of {len(one.jobs)} stages finished"
-        )
+        state = "finished" if done == len(one.jobs) else f"{done} of {len(one.jobs)} stages finished"
+        state = "failed" if faults else state
         print(f"{one.name:<32} {state}")
         for stage, error in faults.items():
             print(f"  {stage}: {error}\n  executed copy: {failed_copy(one.jobs[stage].folder)}")
