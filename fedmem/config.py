@@ -26,39 +26,111 @@ __all__ = [
 DATA = Path(__file__).parent / "data"  # shipped presets: data/<preset>/
 
 
+class _AllBut:
+    """The values under which a parameter matters, as all but a few."""
+
+    def __init__(self, *excluded: str):
+        self.excluded = excluded
+
+    def __contains__(self, value: object) -> bool:
+        return value not in self.excluded
+
+
+TRAINS = {"algorithm": _AllBut("none")}
+FEDERATES = {"algorithm": _AllBut("none", "central", "local")}
+ADAPTS = TRAINS | {"finetuning": ("lora",)}
+
+
 class TrainConfig(StageConfig):
     """Which model learns the clients' rows, and how."""
 
     stage: ClassVar[str] = "train"
     parent: ClassVar[str] = "partition"
     shown: ClassVar[tuple[str, ...]] = (
-        "model", "algorithm", "rounds", "local_epochs", "learning_rate", "batch_size", "proximal_mu", "max_tokens",
-        "train_seed",
+        "model", "algorithm", "rounds", "local_epochs", "learning_rate", "batch_size", "proximal_mu", "finetuning",
+        "max_tokens", "train_seed",
     )  # fmt: skip
 
     model: str = _field("tiny-qwen2", "preset, hub id or folder of a causal language model", min_length=1)
-    algorithm: Literal["fedavg", "fedprox", "central", "none"] = _field("fedavg", "how the clients' rows are learnt")
-    rounds: int = _field(12, "communication rounds", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
-    local_epochs: int = _field(
-        2, "passes over a client's rows per round", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1
+    algorithm: Literal[
+        "fedavg", "fedprox", "central", "local", "none", "FedAdagrad", "FedAdam", "FedAvgM", "FedMedian",
+        "FedTrimmedAvg", "FedYogi", "Krum", "MultiKrum", "Bulyan", "QFedAvg",
+    ] = _field(
+        "fedavg",
+        "how the clients' rows are learnt; local: each client alone; a name in capitals: that strategy of Flower",
+    )  # fmt: skip
+    rounds: int = _field(12, "communication rounds", when=TRAINS, ge=1)
+    local_epochs: int = _field(2, "passes over a client's rows per round", when=TRAINS | {"local_steps": (None,)}, ge=1)
+    local_steps: int | None = _field(
+        None, "gradient steps of a client per round; null: local_epochs", when=TRAINS, ge=1
     )
-    learning_rate: float = _field(
-        2e-3, "constant AdamW learning rate", when={"algorithm": ("fedavg", "fedprox", "central")}, gt=0, le=1
+    learning_rate: float = _field(2e-3, "AdamW learning rate, the highest of the schedule", when=TRAINS, gt=0, le=1)
+    schedule: Literal["constant", "linear", "cosine"] = _field(
+        "constant", "course of the learning rate over the whole run, not over a round", when=TRAINS
     )
-    batch_size: int = _field(4, "rows per gradient step", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=1)
+    warmup_share: float = _field(
+        0.0, "share of the run's steps over which the learning rate rises", when=TRAINS, ge=0, lt=1
+    )
+    batch_size: int = _field(4, "rows per gradient step", when=TRAINS, ge=1)
+    gradient_accumulation: int = _field(
+        1, "parts that a batch is computed in, to save memory; batch_size stays the rows of a step", when=TRAINS, ge=1
+    )
+    gradient_checkpointing: bool = _field(
+        False, "compute activations twice instead of keeping them: slower, less memory", identity=False
+    )
     proximal_mu: float = _field(
         0.1, "μ of FedProx: (μ/2)·‖w − w_t‖² is added to the loss", when={"algorithm": ("fedprox",)}, ge=0
     )
-    max_tokens: int = _field(256, "longest training example, in tokens", ge=8)
-    train_seed: int = _field(0, "seed of the order of rows", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=0)
-    loss_on: Literal["all", "response"] = _field(
-        "all", "tokens that the loss covers", when={"algorithm": ("fedavg", "fedprox", "central")}
+    strategy_options: dict[str, float | int | str | bool] = _field(
+        {}, "further arguments of a strategy of Flower, such as {eta: 0.01}", when=FEDERATES
     )
-    weight_decay: float = _field(
-        0.0, "AdamW weight decay", when={"algorithm": ("fedavg", "fedprox", "central")}, ge=0, le=1
+    finetuning: Literal["full", "lora"] = _field("full", "train all weights, or low-rank adapters (LoRA)", when=TRAINS)
+    lora_rank: int = _field(8, "rank of the adapters", when=ADAPTS, ge=1)
+    lora_alpha: float = _field(
+        16.0, "scale of the adapters: their product is multiplied by alpha / rank", when=ADAPTS, gt=0
+    )
+    lora_dropout: float = _field(0.0, "dropout before the adapters", when=ADAPTS, ge=0, lt=1)
+    lora_targets: str | list[str] = _field(
+        "all-linear", "modules that get adapters: all-linear, or a list of module names", when=ADAPTS
+    )
+    precision: Literal["fp32", "bf16"] = _field(
+        "fp32",
+        "of the computation; under bf16 trained weights stay fp32, weights that LoRA freezes are bf16",
+        when=TRAINS,
+    )
+    update_clip: float | None = _field(
+        None, "norm that a client's update is clipped to; null: none", when=FEDERATES, gt=0
+    )
+    update_noise: float = _field(
+        0.0, "noise multiplier: the average gets Gaussian noise of update_noise · update_clip / n_clients; "
+        "clipping and noise, no formal guarantee", when=FEDERATES, ge=0,
+    )  # fmt: skip
+    max_tokens: int = _field(256, "longest training example, in tokens", ge=8)
+    train_seed: int = _field(0, "seed of the order of rows, of adapters and of noise", when=TRAINS, ge=0)
+    loss_on: Literal["all", "response"] = _field("all", "tokens that the loss covers", when=TRAINS)
+    weight_decay: float = _field(0.0, "AdamW weight decay", when=TRAINS, ge=0, le=1)
+    utility_rows: int = _field(
+        8, "test rows of each client that the model answers, to score its utility; 0: none", ge=0
+    )
+    utility_tokens: int = _field(64, "longest of those answers, in tokens", ge=1)
+    perplexity_rows: int = _field(
+        64, "training, test and held-out rows of each client whose perplexity is measured, at most; 0: none", ge=0
     )
     torch_threads: int = _field(1, "CPU threads of torch; another number gives other last bits", ge=1, le=256)
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "where to train and generate", identity=False)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.batch_size % self.gradient_accumulation:
+            raise ValueError(
+                f"gradient_accumulation: got {self.gradient_accumulation}; allowed is a divisor of batch_size = "
+                f"{self.batch_size}, so that every part has as many rows"
+            )
+        if self.update_noise and self.update_clip is None:
+            raise ValueError(
+                f"update_noise: got {self.update_noise:g}; it needs update_clip, the norm that it is relative to"
+            )
+        return self
 
     @property
     def slug(self) -> str:

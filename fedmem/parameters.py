@@ -5,7 +5,8 @@
 
 import ast
 import difflib
-from typing import Any, ClassVar, Self, get_args
+from types import UnionType
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,7 +47,8 @@ class StageConfig(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(cls, e, origin or {}) for e in error.errors())) from None
+            said = dict.fromkeys(_explain(cls, e, origin or {}) for e in error.errors())  # a union's fault comes once
+            raise ConfigError("\n".join(said)) from None
 
     @classmethod
     def from_notebook(cls, names: dict[str, Any]) -> Self:
@@ -94,10 +96,10 @@ class StageConfig(BaseModel):
 def allowed_words(model: type[StageConfig], name: str) -> str:
     """What a parameter may be, in words."""
     info = model.model_fields[name]
-    options = get_args(info.annotation)
+    options = get_args(info.annotation) if get_origin(info.annotation) in (Literal, Union, UnionType) else ()
     if options and all(isinstance(option, str) for option in options):
         return " | ".join(options)
-    kinds = [kind for kind in (options or (info.annotation,)) if kind is not type(None)]
+    kinds = [get_origin(kind) or kind for kind in (options or (info.annotation,)) if kind is not type(None)]
     words = {
         int: "a whole number",
         float: "a number",

@@ -47,7 +47,15 @@ def test_unknown_name_gives_the_closest_known_and_where_it_stood():
         ("prefix_tokens", 1.5, "a whole number ≥ 1"),
         ("n_clients", 0, "a whole number ≥ 1 and ≤ 10000"),
         ("n_clients", True, "a whole number ≥ 1 and ≤ 10000"),
-        ("algorithm", "fedsgd", "fedavg | fedprox | central | none"),
+        (
+            "algorithm",
+            "fedsgd",
+            "fedavg | fedprox | central | local | none | FedAdagrad | FedAdam | FedAvgM | FedMedian | FedTrimmedAvg | "
+            "FedYogi | Krum | MultiKrum | Bulyan | QFedAvg",
+        ),
+        ("local_steps", 0, "a whole number ≥ 1 or null"),
+        ("lora_targets", 3, "a text or a list"),
+        ("strategy_options", "eta", "a mapping"),
         ("learning_rate", float("nan"), "a number > 0 and ≤ 1"),
         ("temperature", -1, "a number ≥ 0 and ≤ 100"),
         ("checkpoint_round", "last", "a whole number ≥ 0 or null"),
