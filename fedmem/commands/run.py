@@ -1,0 +1,98 @@
+"""`fedmem run`, and what every command needs that takes a study's YAML file."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fedmem import runs, study
+from fedmem.config import ConfigError
+from fedmem.runner import only_runner, session
+from fedmem.study_files import parse
+
+SHOWN_FIGURES = ("mr_intra", "mr_inter", "mr_total", "control_total")  # of runs.csv, in the table after a run
+
+
+def add_commands(commands) -> None:
+    """Adds the command to the parser's."""
+    sub = study_command(commands, "run", run, "execute what a study still needs, then its report")
+    sub.add_argument("--cores", type=cores, default=os.cpu_count() or 1, help="stages at once")
+    sub.epilog = "What follows -- goes to Snakemake."
+
+
+def study_command(commands, name: str, command: Callable, text: str) -> argparse.ArgumentParser:
+    """Adds a command that takes a study's file and the options that `load_plan` reads; the new parser."""
+    sub = commands.add_parser(name, help=text, description=text)
+    sub.set_defaults(command=command)
+    sub.add_argument("study", type=Path, help="a study's YAML file, such as params/studies/demo.yaml")
+    sub.add_argument("--base", help="another base than the study's own: a file name in params/base, without .yaml")
+    sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter that wins over all")
+    sub.add_argument("--name", help="name of the result in results/studies (default: the file's name)")
+    sub.add_argument("--keep-stale", action="store_true", help="take stages made by other code as they are")
+    return sub
+
+
+def cores(text: str) -> int:
+    """A whole number ≥ 1 from the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed is a whole number ≥ 1")
+    return int(text)
+
+
+def load_plan(options: argparse.Namespace) -> study.Plan:
+    """The plan of the study that the command line names; ConfigError where something in it is wrong."""
+    overrides = {}
+    for item in options.set:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item}: allowed is KEY=VALUE")
+        overrides[key] = parse(value, f"--set {item}")
+    loaded = study.load(options.study, options.base, overrides, options.name)
+    return study.plan(loaded, options.keep_stale)
+
+
+# --- run ------------------------------------------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> int:
+    """Executes what is to do and prints the run table and the report's path."""
+    plan = load_plan(options)
+    if not plan.report_to_do:
+        print(f"{plan.study.name}: nothing to do, all {len(plan.states)} stages are finished")
+        return print_result(plan.study.name)
+    _check_server_is_named(plan)
+    with only_runner() as lock:
+        study.write_description(plan.study)
+        print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {options.cores} at once")
+        code = session(study.session_jobs(plan), options, lock)
+        if code and any((r.jobs["analyze"].folder / runs.MANIFEST).is_file() for r in plan.study.runs):
+            session([study.report_job(plan.study, [])], options, lock)
+    return print_result(plan.study.name) or code
+
+
+def _check_server_is_named(plan: study.Plan) -> None:
+    """Before hours of training: does the environment say which Elasticsearch server the detect stages shall ask?"""
+    if any(getattr(job.config, "retriever", "") == "elasticsearch" for job in plan.to_do):
+        from fedmem.elastic_server import Connection, ElasticError
+
+        try:
+            Connection.from_environment()
+        except ElasticError as error:
+            raise ConfigError(f"retriever: got 'elasticsearch', but {error}") from None
+
+
+def print_result(name: str) -> int:
+    """Prints a study's run table and its report's path; 1 when there is no report."""
+    folder = runs.study_folder(name)
+    table = folder / "runs.csv"
+    if not table.is_file():
+        print(f"fedmem: {name} has no report", file=sys.stderr)
+        return 1
+    import pandas as pd
+
+    frame = pd.read_csv(table)
+    shown = [f"{figure}_{counting}" for counting in ("verbatim", "paper") for figure in SHOWN_FIGURES]
+    print(frame[["run", "state", "n", *shown]].to_string(index=False, float_format=lambda x: f"{x:.3f}"))
+    print(f"report: {folder / 'report.html'}")
+    return 0
