@@ -7,16 +7,13 @@ not know how the model was trained, nor what a match is.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import pandas as pd
-import torch
-from tqdm import tqdm
-from transformers import GenerationConfig
 
 from fedmem import models
 from fedmem.decoding import Decoding
+from fedmem.writing import decode, stop_ids, write
 
 __all__ = [
     "Decoding",
@@ -30,7 +27,6 @@ __all__ = [
 ]
 
 CHUNK = 500  # rows tokenised at once: offsets of 90,000 rows would fill gigabytes
-REPLACEMENT = "\ufffd"  # what a decoder writes for the bytes of an unfinished character
 
 
 class GenerationError(ValueError):
@@ -66,7 +62,7 @@ def split_inputs(
         )
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
         for row, example, row_ids, row_offsets in zip(chunk, examples, ids, offsets, strict=True):
-            back = _decode(tokenizer, row_ids, skip_special_tokens=False)
+            back = decode(tokenizer, row_ids, skip_special_tokens=False)
             cut = _cut(row["input"], example, row_ids, row_offsets, prefix_tokens)
             cut["long_enough"] = cut["input_tokens"] >= least and cut["suffix"].strip() != ""
             kept = {key: row[key] for key in ("row_id", "client", "split", "input")}
@@ -204,31 +200,9 @@ def continue_prefixes(
     index = prompts.index if isinstance(prompts, pd.Series) else None
     prompts = [list(prompt) for prompt in prompts]
     _fits(model, prompts, max_new_tokens)
-    stops = stop_ids(tokenizer)
-    # Longest first: little padding, the largest batch at once; ties by the ids, so that order does not matter.
-    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), prompts[i]))
-    written: dict[int, tuple[str, int, bool]] = {}
-    with _plain(model), tqdm(total=len(prompts), desc="continue", unit="prefix", mininterval=1) as bar:
-        for first in range(0, len(order), batch_size):
-            places = order[first : first + batch_size]
-            batch = [prompts[i] for i in places]
-            for place, new in zip(
-                places, _generate(model, tokenizer, batch, decoding, max_new_tokens, seed, stops), strict=True
-            ):
-                written[place] = _ended(tokenizer, prompts[place], new, stops)
-            bar.update(len(places))
-    lines = [written[i] for i in range(len(prompts))]
+    lines = write(model, tokenizer, prompts, decoding, max_new_tokens, seed, batch_size)
     frame = pd.DataFrame(lines, columns=["continuation", "new_tokens", "finished"], index=index)
     return frame.assign(decoding=str(decoding))
-
-
-def stop_ids(tokenizer) -> list[int]:
-    """Return the ids that end a continuation: end of sequence, and what the chat template puts after a user's words."""
-    example = models.render(tokenizer, {"input": "a", "instruction": "", "output": "a"})
-    after = tokenizer(example.text[example.input_span[1] :], add_special_tokens=False)["input_ids"]
-    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    end_of_turn = next((token for token in after if token in special), tokenizer.eos_token_id)
-    return sorted({tokenizer.eos_token_id, end_of_turn})
 
 
 def _fits(model, prompts: list[list[int]], max_new_tokens: int) -> None:
@@ -242,50 +216,3 @@ def _fits(model, prompts: list[list[int]], max_new_tokens: int) -> None:
             f"but the model's context holds {context}: lower max_new_tokens to at most {max(context - longest, 0)}, or "
             "lower prefix_tokens"
         )
-
-
-@contextmanager
-def _plain(model) -> Iterator[None]:
-    """The model in evaluation mode and without its own generation_config, from which `generate` fills what is unset."""
-    kept, training = model.generation_config, model.training
-    model.generation_config = GenerationConfig()
-    model.eval()
-    try:
-        yield
-    finally:
-        model.generation_config = kept
-        model.train(training)
-
-
-@torch.inference_mode()
-def _generate(model, tokenizer, batch, decoding: Decoding, steps: int, seed: int, stops: list[int]) -> list[list[int]]:
-    """The new ids of each prompt in a batch, padded by whatever `generate` fills up with after a stop."""
-    width = max(map(len, batch))
-    pad = stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in batch], device=model.device)
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch], device=model.device)
-    # The draw is ours and deterministic, so `generate` only ever takes the likeliest of what the processors leave.
-    config = GenerationConfig(
-        max_new_tokens=steps, do_sample=False, num_beams=1, use_cache=True, eos_token_id=stops, pad_token_id=pad
-    )
-    processors = decoding.processors(batch, seed, steps, width, model.device)
-    output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, logits_processor=processors)
-    return output[:, width:].tolist()
-
-
-def _ended(tokenizer, prompt: list[int], new: list[int], stops: list[int]) -> tuple[str, int, bool]:
-    """(continuation, new tokens, finished) of new ids up to the first stopping one.
-
-    The text is read after the prompt, as some tokenizers drop a space at the start of what they decode.
-    """
-    end = next((n for n, token in enumerate(new) if token in stops), None)
-    new = new[:end]
-    before, both = _decode(tokenizer, prompt), _decode(tokenizer, prompt + new)
-    text = both[len(before) :] if both.startswith(before) else _decode(tokenizer, new)
-    if end is None:
-        text = text.rstrip(REPLACEMENT)  # the limit of tokens may have fallen inside a character
-    return text, len(new), end is not None
-
-
-def _decode(tokenizer, ids: list[int], skip_special_tokens: bool = True) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
