@@ -10,15 +10,16 @@ import gc
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
+from fedmem.model_config import context_tokens
 from fedmem.models import IGNORED, pad_batch
 
 MAX_GRAD_NORM = 1.0  # the Trainer's own clipping, named because it is part of the method
@@ -29,37 +30,61 @@ class TrainingError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Losses:
-    """What some training steps saw.
+class Step:
+    """One optimizer step: predicted tokens, what was minimised, in its two parts, and the learning rate it took.
 
-    steps: optimizer steps; tokens: predicted tokens; loss: mean cross-entropy per predicted token, in nats,
-    without the penalty; penalty: mean proximal term (μ/2)·‖w − w_t‖² per step, 0 where there is none.
-    Both are means over the course of the steps, so they are measured on weights that move.
+    loss: mean cross-entropy per predicted token of the step's rows, in nats, without the penalty; penalty: the
+    proximal term (μ/2)·‖w − w_t‖², 0 where there is none. Both are of the weights before the step.
     """
 
-    steps: int
     tokens: int
     loss: float
     penalty: float
-
-    @classmethod
-    def joined(cls, parts: Sequence["Losses"]) -> "Losses":
-        """The same figures over several stretches of steps: the loss by tokens, the penalty by steps."""
-        steps, tokens = sum(part.steps for part in parts), sum(part.tokens for part in parts)
-        loss = sum(part.loss * part.tokens for part in parts) / tokens
-        return cls(steps, tokens, loss, sum(part.penalty * part.steps for part in parts) / steps)
+    learning_rate: float
 
 
 @dataclass(frozen=True)
 class LocalResult:
-    """One local training: `Losses` over all of it, the rows really used, and `curve`, the losses of each epoch."""
+    """One local training: its figures over all steps, and `course`, the steps one by one.
+
+    n_examples: different rows that were used, the weight of this training in an average; steps: optimizer steps;
+    tokens: predicted tokens; loss: mean over the tokens, in nats; penalty: mean over the steps. Loss and penalty are
+    measured on weights that move.
+    """
 
     n_examples: int
     steps: int
     tokens: int
     loss: float
     penalty: float
-    curve: tuple[Losses, ...]
+    course: tuple[Step, ...]
+
+
+Losses = Step  # the name that `fedmem.federated` still imports
+
+
+def steps_per_round(n_rows: int, config) -> int:
+    """Optimizer steps of one client in one round: `local_steps`, or `local_epochs` passes over its usable rows.
+
+    n_rows: usable rows (≥ 1; see `usable`); config: local_steps, local_epochs, batch_size (rows per step). The last
+    step of a pass takes the rows that are left.
+    """
+    return config.local_steps or config.local_epochs * math.ceil(n_rows / config.batch_size)
+
+
+def learning_rate(step: int, total_steps: int, config) -> float:
+    """The learning rate of step 0 … total_steps − 1 of a run: `config.schedule` after the warm-up.
+
+    The first ⌈warmup_share · total_steps⌉ steps rise evenly and reach `config.learning_rate`. What follows stays
+    there (constant), or falls evenly (linear) or by half a cosine wave (cosine) to 0, which the step after the last
+    one would have: no step is made at rate 0.
+    """
+    warmup = math.ceil(config.warmup_share * total_steps)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, total_steps - warmup)
+    share = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
+    return config.learning_rate * share
 
 
 def derive_seed(train_seed: int, server_round: int, client: int) -> int:
@@ -127,51 +152,67 @@ def usable(dataset: Sequence[Mapping]) -> list[Mapping]:
     return [row for row in rows if any(label != IGNORED for label in row["labels"][1:])]
 
 
-class _Epochs(TrainerCallback):
-    """Gathers what the steps report and closes one `Losses` at the end of each epoch."""
-
-    def __init__(self, on_epoch: Callable[[Losses], None] | None):
-        self.on_epoch = on_epoch
-        self.curve: list[Losses] = []
-        self.steps: list[Losses] = []
-
-    def add(self, tokens: int, loss: float, penalty: float) -> None:
-        if not math.isfinite(loss + penalty):
-            step = sum(epoch.steps for epoch in self.curve) + len(self.steps) + 1
-            raise TrainingError(
-                f"step {step} (epoch {len(self.curve) + 1}): the loss is {loss}, the penalty {penalty}; both must be "
-                "finite. Nothing of this training is kept. Lower learning_rate, or proximal_mu if it is large."
-            )
-        self.steps.append(Losses(1, tokens, loss, penalty))
-
-    def on_epoch_end(self, args, state, control, **kwargs) -> None:
-        self.curve.append(Losses.joined(self.steps))
-        self.steps.clear()
-        if self.on_epoch:
-            self.on_epoch(self.curve[-1])
+def _predicted(batch: Mapping[str, Tensor]) -> int:
+    return int((batch["labels"][:, 1:] != IGNORED).sum())  # a row's first token is never predicted
 
 
 class _LocalTrainer(Trainer):
-    """transformers' Trainer with the proximal term in the loss, and the two parts of the loss reported apart."""
+    """transformers' Trainer with the proximal term in the loss, and the course of the learning rate given.
 
-    def __init__(self, *, epochs: _Epochs, proximal_mu: float, **kwargs):
-        super().__init__(callbacks=[epochs], **kwargs)
+    A step's loss is the mean over all its predicted tokens, in however many parts (gradient accumulation) it is
+    computed, and the proximal term counts once a step.
+    """
+
+    loss_is_scaled_for_ga = True  # by the tokens of each part, below
+
+    def __init__(self, *, config, rates: Sequence[float], proximal_mu: float, **kwargs):
+        super().__init__(**kwargs)
         self.remove_callback(PrinterCallback)
-        self.model_accepts_loss_kwargs = False  # the mean over a batch's own tokens, in training as in evaluation
-        self.epochs = epochs
+        self.model_accepts_loss_kwargs = False  # a part's loss is the mean over its own tokens, as in evaluation
+        self.half = config.precision == "bf16"
+        self.rates = rates
+        self.course: list[Step] = []
         self.proximal_mu = proximal_mu
         self.parameters = trained(self.model)
         # Cloned now, while the model still holds the weights it was given: an alias would move with them.
         self.anchor = {name: p.detach().clone() for name, p in self.parameters.items()} if proximal_mu else {}
 
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1.0  # the scheduler multiplies this by the rate
+        rates = (*self.rates, self.rates[-1])  # it looks one step beyond the last
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rates.__getitem__)
+        return self.lr_scheduler
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The parts of one optimizer step."""
+        parts, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.parts_done, self.step_tokens, self.step_loss, self.step_penalty = 0, sum(map(_predicted, parts)), 0.0, 0.0
+        self.n_parts = len(parts)
+        return parts, None
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        outputs = model(**inputs, use_cache=False)
-        total, penalty = outputs.loss, 0.0
-        if self.proximal_mu:
+        with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.half):
+            outputs = model(**inputs, use_cache=False)
+        total = outputs.loss * (_predicted(inputs) / self.step_tokens)
+        self.step_loss += total.item()
+        if self.proximal_mu and not self.parts_done:
             term = proximal_penalty(self.parameters, self.anchor, self.proximal_mu)
-            total, penalty = total + term, term.item()
-        self.epochs.add(int((inputs["labels"][:, 1:] != IGNORED).sum()), outputs.loss.item(), penalty)
+            total, self.step_penalty = total + term, term.item()
+        self.parts_done += 1
+        if self.parts_done == self.n_parts:
+            self._note()
         return (total, outputs) if return_outputs else total
+
+    def _note(self) -> None:
+        if not math.isfinite(self.step_loss + self.step_penalty):
+            raise TrainingError(
+                f"step {len(self.course) + 1} of {len(self.rates)}: the loss is {self.step_loss}, the penalty "
+                f"{self.step_penalty}; both must be finite. Nothing of this training is kept. Lower learning_rate, or "
+                "proximal_mu if it is large."
+            )
+        rate = self.rates[len(self.course)]
+        self.course.append(Step(self.step_tokens, self.step_loss, self.step_penalty, rate))
 
     def release(self) -> None:
         """Drop what is as large as the model. A Trainer is part of reference cycles and would keep it for a while."""
@@ -180,16 +221,17 @@ class _LocalTrainer(Trainer):
         self.anchor.clear()
 
 
-def _arguments(model, config, epochs: int, seed: int, folder: str) -> TrainingArguments:
-    """The Trainer's settings: what `config` says, a constant learning rate, and nothing written or shown."""
+def _arguments(model, config, steps: int, seed: int, folder: str) -> TrainingArguments:
+    """The Trainer's settings: what `config` says, and nothing written or shown."""
     on_cpu = model.device.type == "cpu"
     arguments = TrainingArguments(
         output_dir=folder,
-        num_train_epochs=epochs,
-        per_device_train_batch_size=config.batch_size,
+        max_steps=steps,
+        per_device_train_batch_size=config.batch_size // config.gradient_accumulation,
+        gradient_accumulation_steps=config.gradient_accumulation,
+        activation_checkpointing=config.gradient_checkpointing,
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
-        lr_scheduler_type="constant",
         max_grad_norm=MAX_GRAD_NORM,
         seed=seed,
         data_seed=seed,
@@ -209,48 +251,83 @@ def _arguments(model, config, epochs: int, seed: int, folder: str) -> TrainingAr
     return arguments
 
 
+def _check(model, dataset: Sequence, rows: Sequence, config) -> None:
+    """Raise TrainingError for what cannot be trained, before any step."""
+    if not rows:
+        raise TrainingError(f"none of the {len(dataset)} rows has a token to predict. Raise max_tokens, or add rows.")
+    if not trained(model):
+        raise TrainingError("the model has no parameter to train: all are frozen. Unfreeze some before training.")
+    context = context_tokens(model.config)
+    if context is not None and config.max_tokens > context:
+        raise TrainingError(
+            f"max_tokens: got {config.max_tokens}; the model's context holds {context} tokens. Allowed is at most that."
+        )
+    if (
+        config.precision == "bf16"
+        and model.device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise TrainingError(
+            f"precision bf16: {torch.cuda.get_device_name(model.device)} does not compute in it. Take precision: fp32."
+        )
+
+
 def train_locally(
     model,
     dataset: Sequence[Mapping],
     *,
     config,
-    epochs: int,
     seed: int,
     proximal_mu: float = 0.0,
-    on_epoch: Callable[[Losses], None] | None = None,
+    steps: int | None = None,
+    first_step: int = 0,
+    total_steps: int | None = None,
 ) -> LocalResult:
-    """Train a model on a dataset for some epochs, in place, on the device where it is; it is left in eval mode.
+    """Train a model on a dataset for some steps, in place, on the device where it is; it is left in eval mode.
 
-    AdamW from fresh moments, constant learning rate, gradients clipped to norm 1, every row once an epoch in an
-    order drawn from `seed` alone. With `proximal_mu` > 0 the loss gains (μ/2)·‖w − w_t‖² over the trained
-    parameters, w_t being the weights at the start of this call (FedProx, Li et al. 2020, algorithm 2).
+    AdamW from fresh moments, gradients clipped to norm 1, every row once a pass in an order drawn from `seed` alone.
+    The loss of a step is the mean cross-entropy over all its predicted tokens. With `proximal_mu` > 0 it gains
+    (μ/2)·‖w − w_t‖² over the trained parameters, w_t being the weights at the start of this call (FedProx, Li et al.
+    2020, algorithm 2).
 
     dataset: rows with `input_ids` and `labels` (lists of token ids; −100 = not predicted).
-    config: learning_rate, batch_size (rows), weight_decay, torch_threads, as in TrainConfig.
+    config: a TrainConfig; what counts here are learning_rate, schedule, warmup_share, batch_size (rows per step),
+    gradient_accumulation, gradient_checkpointing, weight_decay, precision, max_tokens, torch_threads, and for the
+    number of steps local_steps or local_epochs.
     seed: 0 … 2³² − 1; it also seeds Python, numpy and torch (dropout), as every Trainer does.
-    on_epoch: called with the `Losses` of each epoch as it ends; the model then has that epoch's weights.
-    Raises TrainingError when no row can be used, nothing can be trained, or a loss is not finite (with its step).
+    steps: optimizer steps, by default `steps_per_round` of the usable rows. They are steps `first_step`,
+    `first_step` + 1, … of a run of `total_steps` (default: up to the last of them), which decides their learning
+    rates: a schedule goes on from one call to the next.
+    Raises TrainingError when no row can be used, nothing can be trained, max_tokens exceeds the model's context, the
+    steps go beyond total_steps, the device lacks bf16, or a loss is not finite (with its step).
     """
     rows = usable(dataset)
-    if not rows:
-        raise TrainingError(f"none of the {len(dataset)} rows has a token to predict. Raise max_tokens, or add rows.")
-    if not trained(model):
-        raise TrainingError("the model has no parameter to train: all are frozen. Unfreeze some before training.")
-    gathered = _Epochs(on_epoch)
+    _check(model, dataset, rows, config)
+    steps = steps or steps_per_round(len(rows), config)
+    total_steps = total_steps or first_step + steps
+    if first_step + steps > total_steps:
+        raise TrainingError(f"steps {first_step} … {first_step + steps - 1} go beyond a run of {total_steps} steps.")
     with calm(config.torch_threads), _older_objects_set_aside(), tempfile.TemporaryDirectory() as folder:
         trainer = _LocalTrainer(
             model=model,
-            args=_arguments(model, config, epochs, seed, folder),
+            args=_arguments(model, config, steps, seed, folder),
             data_collator=pad_batch,
             train_dataset=rows,
-            epochs=gathered,
+            config=config,
+            rates=[learning_rate(step, total_steps, config) for step in range(first_step, first_step + steps)],
             proximal_mu=proximal_mu,
         )
         trainer.train()
         trainer.release()
     model.eval()
-    total = Losses.joined(gathered.curve)
-    return LocalResult(len(rows), total.steps, total.tokens, total.loss, total.penalty, tuple(gathered.curve))
+    return _result(trainer.course, min(len(rows), steps * config.batch_size))
+
+
+def _result(course: list[Step], n_examples: int) -> LocalResult:
+    tokens = sum(step.tokens for step in course)
+    loss = sum(step.loss * step.tokens for step in course) / tokens
+    penalty = sum(step.penalty for step in course) / len(course)
+    return LocalResult(n_examples, len(course), tokens, loss, penalty, tuple(course))
 
 
 @torch.no_grad()

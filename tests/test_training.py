@@ -11,7 +11,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from fedmem.config import TrainConfig
 from fedmem.training import (
     IGNORED,
-    Losses,
     TrainingError,
     derive_seed,
     evaluate_loss,
@@ -80,18 +79,18 @@ def test_the_squared_norm_runs_over_all_parameters_together():
 
 def test_the_anchor_is_the_start_and_does_not_move_with_the_weights():
     model = TwoParameters()
-    result = train_locally(model, [row(1, 2)], config=settings(learning_rate=0.5), epochs=2, seed=0, proximal_mu=2.0)
+    result = train_locally(model, [row(1, 2)], config=settings(learning_rate=0.5), steps=2, seed=0, proximal_mu=2.0)
     # Step 1 stands on the anchor: penalty 0, loss 0 − 0. AdamW's first step is the learning rate against the
     # gradient's signs: w = (−0.5, 0.5). Step 2: loss −0.5 − 0.5 = −1, penalty 2/2 · (0.25 + 0.25) = 0.5.
-    assert [epoch.penalty for epoch in result.curve] == pytest.approx([0.0, 0.5], abs=1e-6)
-    assert [epoch.loss for epoch in result.curve] == pytest.approx([0.0, -1.0], abs=1e-6)  # without the penalty
+    assert [step.penalty for step in result.course] == pytest.approx([0.0, 0.5], abs=1e-6)
+    assert [step.loss for step in result.course] == pytest.approx([0.0, -1.0], abs=1e-6)  # without the penalty
     assert result.penalty == pytest.approx(0.25, abs=1e-6)
 
 
 def test_without_mu_nothing_is_added(model, rows):
     plain, zero = model, copy.deepcopy(model)
-    train_locally(plain, rows, config=settings(), epochs=2, seed=5)
-    train_locally(zero, rows, config=settings(), epochs=2, seed=5, proximal_mu=0.0)
+    train_locally(plain, rows, config=settings(local_epochs=2), seed=5)
+    train_locally(zero, rows, config=settings(local_epochs=2), seed=5, proximal_mu=0.0)
     assert torch.equal(weights(plain), weights(zero))
 
 
@@ -99,7 +98,7 @@ def test_larger_mu_smaller_drift(model, rows):
     start, moved = weights(model), []
     for mu in (0.0, 1.0, 30.0):
         trainee = copy.deepcopy(model)
-        train_locally(trainee, rows, config=settings(), epochs=3, seed=5, proximal_mu=mu)
+        train_locally(trainee, rows, config=settings(local_epochs=3), seed=5, proximal_mu=mu)
         moved.append((weights(trainee) - start).norm().item())
     assert moved[0] > moved[1] > moved[2] > 0
 
@@ -112,7 +111,7 @@ def test_it_takes_the_steps_of_a_plain_loop(model, rows):
         reference(**pad_batch(rows)).loss.backward()
         torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
         optimizer.step()
-    result = train_locally(model, rows, config=settings(batch_size=len(rows)), epochs=3, seed=0)
+    result = train_locally(model, rows, config=settings(batch_size=len(rows), local_epochs=3), seed=0)
     assert result.steps == 3
     # Each weight moves by about 3e-3; the order of rows within the batch alone gives other last bits.
     torch.testing.assert_close(weights(model), weights(reference), atol=2e-5, rtol=0)
@@ -121,7 +120,7 @@ def test_it_takes_the_steps_of_a_plain_loop(model, rows):
 def test_the_loss_is_the_language_models_alone_and_penalty_is_apart(model, rows):
     before, tokens = evaluate_loss(model, rows, batch_size=len(rows))
     one_batch = settings(batch_size=len(rows))
-    result = train_locally(model, rows, config=one_batch, epochs=1, seed=0, proximal_mu=50.0)
+    result = train_locally(model, rows, config=one_batch, steps=1, seed=0, proximal_mu=50.0)
     assert result.loss == pytest.approx(before, abs=1e-5)
     assert (result.tokens, result.n_examples, result.steps) == (tokens, 12, 1)
 
@@ -130,7 +129,7 @@ def test_same_seed_same_bytes_other_seed_other_order(model, rows):
     trainees = [copy.deepcopy(model) for _ in range(3)]
     for trainee, seed in zip(trainees, (7, 7, 8), strict=True):
         torch.rand(seed)  # whatever was drawn before must not matter
-        train_locally(trainee, rows, config=settings(), epochs=2, seed=seed)
+        train_locally(trainee, rows, config=settings(local_epochs=2), seed=seed)
     same, again, other = map(weights, trainees)
     assert torch.equal(same, again)
     assert not torch.equal(same, other)
@@ -150,7 +149,7 @@ def test_padding_keeps_the_real_end_of_text_where_it_is_also_the_padding():
 
 def test_the_end_of_text_is_learnt(model):
     texts = [row(11, EOS), row(21, 22, 23, EOS)]
-    train_locally(model, texts, config=settings(learning_rate=5e-3), epochs=30, seed=0)
+    train_locally(model, texts, config=settings(learning_rate=5e-3), steps=30, seed=0)
     for text in texts:
         logits = model(input_ids=torch.tensor([text["input_ids"][:-1]])).logits
         assert logits[0, -1].argmax().item() == EOS
@@ -158,26 +157,25 @@ def test_the_end_of_text_is_learnt(model):
 
 def test_rows_without_a_predicted_token_do_not_count(model):
     silent = row(4, 5, 6, labels=[4, IGNORED, IGNORED])  # a row's first token is never predicted
-    result = train_locally(model, [row(1, 2, 3), silent], config=settings(), epochs=2, seed=0)
+    result = train_locally(model, [row(1, 2, 3), silent], config=settings(local_epochs=2), seed=0)
     assert (result.n_examples, result.tokens, result.steps) == (1, 4, 2)  # 2 predicted tokens × 2 epochs
     with pytest.raises(TrainingError, match="none of the 1 rows"):
-        train_locally(model, [silent], config=settings(), epochs=1, seed=0)
+        train_locally(model, [silent], config=settings(local_epochs=1), seed=0)
 
 
 def test_a_loss_that_is_not_finite_stops_with_its_step():
-    model = TwoParameters(start=(0.0, 0.0))
+    class Exploding(TwoParameters):
+        def forward(self, **inputs):
+            return SimpleNamespace(loss=(self.w[0] - self.w[1]) * (1.0 if self.w[0] > -1.5 else math.inf))
 
-    def spoil(losses: Losses) -> None:
-        model.w.data[0] = math.inf
-
-    with pytest.raises(TrainingError, match=r"step 2 \(epoch 2\).*inf"):
-        train_locally(model, [row(1, 2)], config=settings(), epochs=3, seed=0, on_epoch=spoil)
+    with pytest.raises(TrainingError, match="step 3 of 4: the loss is -inf"):  # w₁ falls by 1 a step
+        train_locally(Exploding(), [row(1, 2)], config=settings(learning_rate=1.0), steps=4, seed=0)
 
 
 def test_a_frozen_model_is_refused(model, rows):
     model.requires_grad_(False)
     with pytest.raises(TrainingError, match="frozen"):
-        train_locally(model, rows, config=settings(), epochs=1, seed=0)
+        train_locally(model, rows, config=settings(local_epochs=1), seed=0)
 
 
 def test_a_tied_head_is_trained_once(model):
@@ -188,7 +186,7 @@ def test_a_tied_head_is_trained_once(model):
 def test_it_leaves_no_trace(model, rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     threads, config = torch.get_num_threads(), model.config.to_dict()
-    train_locally(model, rows, config=settings(torch_threads=2), epochs=1, seed=0)
+    train_locally(model, rows, config=settings(torch_threads=2), steps=1, seed=0)
     assert list(tmp_path.iterdir()) == []
     assert "".join(capfd.readouterr()) == ""
     assert (torch.get_num_threads(), model.config.to_dict(), model.training) == (threads, config, False)
@@ -204,8 +202,3 @@ def test_the_evaluated_loss_weighs_every_token_alike(model, rows):
         parameter.data.zero_()
     assert evaluate_loss(model, rows, batch_size=5)[0] == pytest.approx(math.log(300), abs=1e-5)  # all tokens alike
     assert math.isnan(evaluate_loss(model, [], batch_size=5)[0])
-
-
-def test_epochs_join_by_tokens_and_steps():
-    joined = Losses.joined([Losses(1, 10, 1.0, 4.0), Losses(3, 30, 3.0, 0.0)])
-    assert joined == Losses(4, 40, 2.5, 1.0)  # (10·1 + 30·3) / 40; (1·4 + 3·0) / 4
