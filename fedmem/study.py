@@ -44,6 +44,7 @@ class Run:
     name: str
     configs: dict[str, StageConfig]
     jobs: dict[str, Job]
+    resources: dict[str, dict[str, int]] = field(default_factory=dict)  # asked for by stage, as the files say
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,12 @@ def load(
     runs.study_folder(name or path.stem)
     content, found_points = points(path, base, overrides or {})
     faults, found, known = [], {}, {}
-    for run_name, values, origin in found_points:
+    for point in found_points:
         try:
-            configs = create_all(values, origin)
-            run = Run(run_name, configs, _jobs(configs, known))
-            if found.setdefault(run_name, run) != run:
-                faults.append(f"{path}: two runs are named {run_name!r}: their grid values read alike")
+            configs = create_all(point.values, point.origin)
+            run = Run(point.name, configs, _jobs(configs, known), point.resources)
+            if found.setdefault(point.name, run) != run:
+                faults.append(f"{path}: two runs are named {point.name!r}: their grid values read alike")
         except (ConfigError, FileNotFoundError) as error:
             faults += str(error).splitlines()
     if faults:

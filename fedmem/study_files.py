@@ -1,24 +1,47 @@
 """A study's YAML and what it builds on, layered into the flat parameters of each of its runs.
 
-Precedence: task < base < study < grid < --set. Every fault is a ConfigError that names the file and the key. This
-module knows the shape of the files; what a parameter may be is `fedmem.config`'s matter.
+Precedence: task < base < model alias < study < study's `bases` < grid < points < --set. Every fault is a ConfigError
+that names the file and the key. This module knows the shape of the files; what a parameter may be is `fedmem.config`'s
+matter.
+
+A study's keys: `title`, `note`; `base` (a file of params/base); `parameters`; `bases: {small: {…}}`, parameters that
+hold on that base alone (sizes, mostly); `grid: {parameter: [values]}`, whose product makes the runs; `points: {name:
+{…}}`, named sets of parameters that change together, each combined with every point of the grid; `include: [studies]`;
+`resources: {stage: {mem_mb, runtime, disk_mb, gpu}}`, what a stage shall ask of a cluster.
+A base's keys: parameters, `resources`, and `models: {alias: name}`; an alias may be a mapping, `{model: name, …}`, of
+parameters that this model needs.
 """
 
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedmem.config import OWNER, ConfigError, closest
+from fedmem.config import OWNER, STAGES, ConfigError, closest
 
-SHAPES = {"title": str, "note": str, "base": str, "parameters": dict, "grid": dict, "include": list}
+SHAPES = {
+    "title": str, "note": str, "base": str, "parameters": dict, "bases": dict, "grid": dict, "points": dict,
+    "include": list, "resources": dict,
+}  # fmt: skip
+RUNS = {"parameters", "bases", "grid", "points"}  # keys that make a study have runs of its own
+RESOURCES = {"mem_mb": "MB of memory", "runtime": "minutes", "disk_mb": "MB of disk", "gpu": "GPUs"}
 WORDS = {str: "a text", dict: "a mapping of keys to values", list: "a list"}
-PATHS = {"corpus_path", "model", "paraphrase_model", "entity_model"}  # parameters that may name a file or folder
+# parameters that may name a file or folder, or a list of them
+PATHS = {"corpus_path", "heldout_path", "model", "paraphrase_model", "entity_model"}
 
-Point = tuple[str, dict[str, Any], dict[str, str]]  # run name, flat values, where each value stood
+
+@dataclass(frozen=True)
+class Point:
+    """One run as files say it: its name, flat values, where each value stood, and the resources asked for by stage."""
+
+    name: str
+    values: dict[str, Any]
+    origin: dict[str, str]
+    resources: dict[str, dict[str, int]]
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,8 +94,10 @@ def read(path: Path) -> dict[str, Any]:
     return content or {}
 
 
-def points(path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...] = ()):
-    """(content of the study's file, its Points): one for each point of its grid, then those of included studies."""
+def points(
+    path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...] = ()
+) -> tuple[dict[str, Any], list[Point]]:
+    """(content of the study's file, its Points): those of included studies, then one for each point of its grid."""
     if path in seen:
         raise ConfigError(f"{path}: includes itself, by way of {', '.join(map(str, seen))}")
     content = read(path)
@@ -80,8 +105,8 @@ def points(path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[
     found: list[Point] = []
     for included in content.get("include", []):
         _, more = points(path.parent / f"{included}.yaml", base, overrides, (*seen, path))
-        found += [(f"{included}/{name}", *rest) for name, *rest in more]
-    if "grid" in content or "parameters" in content or not found:
+        found += [replace(one, name=f"{included}/{one.name}") for one in more]
+    if RUNS & content.keys() or not found:
         found += _grid_points(path, content, base or content.get("base"), overrides)
     return content, found
 
@@ -100,48 +125,94 @@ def _check_shape(path: Path, content: dict[str, Any]) -> None:
             raise ConfigError(f"{path}: grid: {key}: got {values!r}; allowed is a list of values")
         if len({repr(value) for value in values}) < len(values):
             raise ConfigError(f"{path}: grid: {key}: a value stands twice in {values!r}")
+    for key in ("points", "bases"):
+        for name, values in content.get(key, {}).items():
+            if not isinstance(values, dict):
+                raise ConfigError(f"{path}: {key}: {name}: got {values!r}; allowed is {WORDS[dict]}, such as {{}}")
+    for name, values in content.get("points", {}).items():
+        if both := values.keys() & content.get("grid", {}).keys():
+            raise ConfigError(f"{path}: points: {name}: the grid says {', '.join(sorted(both))} already")
+    _check_resources(path, content.get("resources", {}))
+
+
+def _check_resources(path: Path, resources: Any) -> None:
+    if not isinstance(resources, dict):
+        raise ConfigError(f"{path}: resources: got {resources!r}; allowed is {WORDS[dict]}")
+    for stage, values in resources.items():
+        if stage not in STAGES:
+            raise ConfigError(f"{path}: resources: unknown stage {stage!r} (allowed: {', '.join(STAGES)})")
+        for key, value in values.items() if isinstance(values, dict) else [("", values)]:
+            if key not in RESOURCES or type(value) is not int or value < 0:
+                allowed = ", ".join(f"{name} ({unit})" for name, unit in RESOURCES.items())
+                raise ConfigError(
+                    f"{path}: resources: {stage}: got {{{key}: {value!r}}}; allowed are whole numbers ≥ 0 for {allowed}"
+                )
 
 
 def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[str, Any]) -> Iterator[Point]:
     grid = {k: v for k, v in content.get("grid", {}).items() if k not in overrides}
-    base_file, base_values, aliases = _base(path, base)
-    for values in itertools.product(*grid.values()):
+    base_file, base_values, aliases, resources = _base(path, base)
+    for stage, values in content.get("resources", {}).items():
+        resources = resources | {stage: resources.get(stage, {}) | values}
+    tasks = {file.stem: file for file in (path.parent.parent / "tasks").glob("*.yaml")}
+    own = (content.get("parameters", {}), content.get("bases", {}).get(base, {}))
+    for *values, (name, chosen) in itertools.product(*grid.values(), content.get("points", {"": {}}).items()):
         point = dict(zip(grid, values, strict=True))
         layers = [
-            (base_file, base_values), (path, content.get("parameters", {})), (f"{path}: grid", point),
-            ("--set", overrides),
+            (base_file, base_values), (path, own[0]), (f"{path}: bases: {base}", own[1]), (f"{path}: grid", point),
+            (f"{path}: points: {name}", chosen), ("--set", overrides),
         ]  # fmt: skip
-        task = next((layer["task"] for _, layer in reversed(layers) if "task" in layer), None)
-        tasks = {file.stem: file for file in (path.parent.parent / "tasks").glob("*.yaml")}
-        if isinstance(task, str) and task in tasks:
+        alias = aliases.get(_last(layers, "model"))
+        if isinstance(alias, dict):
+            layers.insert(1, (f"{base_file}: models", {k: v for k, v in alias.items() if k != "model"}))
+        task = _last(layers, "task")
+        if task in tasks:
             layers.insert(0, (tasks[task], {"task": task} | read(tasks[task])))
         merged = {k: v for _, layer in layers for k, v in layer.items()}
         origin = {k: str(where) for where, layer in layers for k in layer}
-        if isinstance(merged.get("model"), str):
-            merged["model"] = aliases.get(merged["model"], merged["model"])
-        yield "-".join(_word(k, v) for k, v in point.items()) or path.stem, _absolute(merged), origin
+        if alias is not None:
+            merged["model"] = alias["model"] if isinstance(alias, dict) else alias
+        words = [_word(k, v) for k, v in point.items()] + [name] * bool(name)
+        yield Point("-".join(words) or path.stem, _absolute(merged), origin, resources)
+
+
+def _last(layers: list[tuple[Any, dict[str, Any]]], name: str) -> str | None:
+    """The text that a parameter comes to be, by the last layer that has it."""
+    value = next((layer[name] for _, layer in reversed(layers) if name in layer), None)
+    return value if isinstance(value, str) else None
 
 
 def _absolute(values: dict[str, Any]) -> dict[str, Any]:
     """Paths as seen from here made absolute: notebooks run in a folder of their own."""
-    here = {
-        name: str(Path(values[name]).expanduser().resolve())
-        for name in PATHS & values.keys()
-        if isinstance(values[name], str) and values[name] and Path(values[name]).expanduser().exists()
-    }
-    return values | here
+    return values | {name: _absolute_path(values[name]) for name in PATHS & values.keys()}
 
 
-def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict]:
-    """File, parameters and model aliases of a base."""
+def _absolute_path(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_absolute_path(one) for one in value]
+    if isinstance(value, str) and value and Path(value).expanduser().exists():
+        return str(Path(value).expanduser().resolve())
+    return value
+
+
+def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict, dict]:
+    """File, parameters, model aliases and resources of a base."""
     if base is None:
-        return None, {}, {}
+        return None, {}, {}, {}
     folder = study.parent.parent / "base"
     known = sorted(p.stem for p in folder.glob("*.yaml"))
     if base not in known:
         raise ConfigError(f"{study}: unknown base {base!r}{closest(base, known)} (allowed: {', '.join(known)})")
-    values = read(folder / f"{base}.yaml")
-    return folder / f"{base}.yaml", values, values.pop("models", {})
+    path = folder / f"{base}.yaml"
+    values = read(path)
+    aliases, resources = values.pop("models", {}), values.pop("resources", {})
+    for alias, model in aliases.items() if isinstance(aliases, dict) else [("", aliases)]:
+        if not isinstance(model.get("model") if isinstance(model, dict) else model, str) or not alias:
+            raise ConfigError(
+                f"{path}: models: {alias}: got {model!r}; allowed is a model's name, or {{model: NAME, PARAMETER: …}}"
+            )
+    _check_resources(path, resources)
+    return path, values, aliases, resources
 
 
 def _word(key: str, value: Any) -> str:

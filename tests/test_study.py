@@ -64,6 +64,45 @@ def test_a_base_gives_model_aliases(params):
     assert only(study.load(path, base="other"))["train"].model == "some/model"
 
 
+def test_an_alias_brings_what_its_model_needs(params, tmp_path):
+    base = tmp_path / "params/base/small.yaml"
+    base.write_text("models: {main: tiny-qwen2, old: {model: some/old, max_tokens: 100}}\nmax_tokens: 200\n")
+    trains = [run.configs["train"] for run in study.load(params("base: small\ngrid: {model: [main, old]}\n")).runs]
+    assert [(t.model, t.max_tokens) for t in trains] == [("tiny-qwen2", 200), ("some/old", 100)]
+    # the study itself wins over what the base says of a model, and says where a fault stands
+    loaded = study.load(params("base: small\nparameters: {model: old, max_tokens: 90}\n"))
+    assert only(loaded)["train"].max_tokens == 90
+    base.write_text("models: {old: {model: some/old, max_tokns: 100}}\n")
+    with pytest.raises(ConfigError, match=r"small.yaml: models: unknown parameter 'max_tokns'; did you mean"):
+        study.load(params("base: small\nparameters: {model: old}\n"))
+    base.write_text("models: {old: 5}\n")
+    with pytest.raises(ConfigError, match="models: old: got 5; allowed is a model's name"):
+        study.load(params("base: small\n"))
+
+
+def test_points_change_several_parameters_together(params):
+    text = "base: small\ngrid: {algorithm: [fedavg, FedAdam]}\npoints: {plain: {}, clip: {update_clip: 1.0}}\n"
+    found = study.load(params(text)).runs
+    assert [run.name for run in found] == ["fedavg-plain", "fedavg-clip", "FedAdam-plain", "FedAdam-clip"]
+    assert [run.configs["train"].update_clip for run in found] == [None, 1.0, None, 1.0]
+    overridden = study.load(params(text), overrides={"update_clip": 2.0}).runs
+    assert {run.configs["train"].update_clip for run in overridden} == {2.0}
+
+
+def test_a_study_can_say_more_of_one_base(params):
+    text = "base: other\nparameters: {local_epochs: 3}\nbases: {small: {local_epochs: 5}}\n"
+    assert only(study.load(params(text)))["train"].local_epochs == 3
+    assert only(study.load(params(text), base="small"))["train"].local_epochs == 5
+    assert only(study.load(params(text + "grid: {local_epochs: [7]}\n"), base="small"))["train"].local_epochs == 7
+
+
+def test_resources_come_from_base_and_study(params, tmp_path):
+    (tmp_path / "params/base/other.yaml").write_text("resources: {train: {gpu: 1, mem_mb: 9}, detect: {mem_mb: 5}}\n")
+    loaded = study.load(params("base: other\nparameters: {rounds: 1}\nresources: {train: {mem_mb: 7}}\n"))
+    (run,) = loaded.runs
+    assert run.resources == {"train": {"gpu": 1, "mem_mb": 7}, "detect": {"mem_mb": 5}}
+
+
 def test_a_grid_is_a_product_and_shares_stages(params):
     path = params("base: small\ngrid: {algorithm: [fedavg, central], decoding: [greedy, top_k]}\n")
     loaded = study.load(path)
@@ -114,6 +153,13 @@ def test_included_studies_are_joined(params):
         ("parameters: {model: [a]}\n", "model: got ['a']"),
         ("parameters: {task: ../studies/s}\n", "task: got '../studies/s'"),
         ("parameters: {corpus_path: x.jsonl}\n", "corpus = synthetic reads no file"),
+        ("points: {a: 5}\n", "points: a: got 5; allowed is a mapping"),
+        ("points: {a: {rounds: 2}}\ngrid: {rounds: [1]}\n", "points: a: the grid says rounds already"),
+        ("points: {a: {rouds: 2}}\n", "points: a: unknown parameter 'rouds'; did you mean 'rounds'?"),
+        ("bases: {small: 5}\n", "bases: small: got 5; allowed is a mapping"),
+        ("resources: {trian: {gpu: 1}}\n", "resources: unknown stage 'trian'"),
+        ("resources: {train: {gpus: 1}}\n", "resources: train: got {gpus: 1}"),
+        ("resources: {train: {gpu: -1}}\n", "resources: train: got {gpu: -1}"),
     ],
 )
 def test_faults_name_the_file_and_what_is_allowed(params, text, said):
@@ -132,7 +178,7 @@ def test_faults_name_the_file_and_what_is_allowed(params, text, said):
         (["--set", "n_clients=0"], "--set: n_clients: got 0"),
         (["--set", "corpus=file", "--set", "corpus_path=nowhere.jsonl"], "corpus_path: there is no file"),
         (["--set", "rounds"], "--set rounds: allowed is KEY=VALUE"),
-        (["--set", "model=no-such-model"], "allowed is a preset (tiny-qwen2), an existing folder, or a hub id"),
+        (["--set", "model=no-such-model"], "an existing folder, or a hub id"),
         (["--base", "smal"], "unknown base 'smal'; did you mean 'small'?"),
     ],
 )
