@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from fedmem import recipes
 from fedmem.parameters import ConfigError, StageConfig, allowed_words, closest, unknown, where
 from fedmem.parameters import field as _field
 from fedmem.partition_config import PartitionConfig
@@ -22,8 +23,6 @@ __all__ = [
     "StageConfig", "TrainConfig", "allowed", "check_together", "closest", "create_all", "markdown_table",
     "model_folder",
 ]  # fmt: skip
-
-DATA = Path(__file__).parent / "data"  # shipped presets: data/<preset>/
 
 
 class _AllBut:
@@ -278,9 +277,10 @@ def check_together(configs: dict[str, StageConfig], origin: dict[str, str] | Non
         ("n_suffixes", n_suffixes, "train_rows"),
         ("n_suffixes", n_suffixes, "heldout_rows"),  # the control has as many suffixes as what was trained on
     ):
-        if isinstance(getattr(partition, had), int) and wanted > getattr(partition, had):
+        rows = getattr(partition, had)
+        if isinstance(rows, int) and rows and wanted > rows:  # heldout_rows 0: no control, or one from heldout_path
             raise ConfigError(
-                f"{where(name, origin)}{name}: got {wanted}; a client has only {had} = {getattr(partition, had)} "
+                f"{where(name, origin)}{name}: got {wanted}; a client has only {had} = {rows} "
                 f"rows to sample from: lower {name} or raise {had}"
             )
     if generate.prefix_tokens >= train.max_tokens:
@@ -292,16 +292,16 @@ def check_together(configs: dict[str, StageConfig], origin: dict[str, str] | Non
 
 
 def model_folder(name: str) -> Path | None:
-    """The folder of a shipped preset or of a local model; None for a hub id. ConfigError for all else."""
-    if (DATA / name / "config.json").is_file():
-        return DATA / name
+    """The folder of a shipped preset or of a local model; None for other presets and hub ids; else ConfigError."""
+    if name in recipes.PRESETS:
+        return recipes.shipped(name)
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
     if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
         return None
-    presets = ", ".join(sorted(p.name for p in DATA.iterdir() if p.is_dir()))
     raise ConfigError(
-        f"model: got {name!r}; allowed is a preset ({presets}), an existing folder, or a hub id, which reads owner/name"
+        f"model: got {name!r}{closest(name, recipes.PRESETS)}; allowed is a preset ({', '.join(recipes.PRESETS)}), an "
+        "existing folder, or a hub id, which reads owner/name"
     )
 
 

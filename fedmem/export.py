@@ -88,11 +88,13 @@ def _scrubber(root: Path, partitions: list[str]) -> Scrubber:
 
 def _undealt(partition: runs.Stage) -> Iterator[str]:
     """Texts of a corpus file that no client was dealt; the file may be gone by now."""
-    path = partition.manifest["parameters"].get("corpus_path")
-    if path and Path(path).expanduser().exists():
-        for file in files.files_of(path):
-            for _, record in files.read(file):
-                yield from (value for value in dict(record).values() if isinstance(value, str))
+    parameters = partition.manifest["parameters"]
+    for path in (parameters.get("corpus_path"), parameters.get("heldout_path")):
+        places = path if isinstance(path, list) else [path] if path else []
+        for place in (one for one in places if Path(one).expanduser().exists()):
+            for file in files.files_of(place):
+                for _, record in files.read(file):
+                    yield from (value for value in dict(record).values() if isinstance(value, str))
 
 
 class _Writer:

@@ -7,30 +7,54 @@ out, fields may be of any length. This module knows formats and encodings; it do
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedmem.columns import CorpusError, Record, shown_names
 
-__all__ = ["READERS", "files_of", "rct_records", "read"]
+__all__ = ["READERS", "files_of", "names_of", "rct_records", "read"]
 
 
-def files_of(path: str | Path | None) -> list[Path]:
-    """Return the corpus's files: the one at `path`, or, sorted by name, those of the folder. Raises CorpusError."""
+def files_of(path: str | Path | Sequence[str | Path] | None) -> list[Path]:
+    """Return the corpus's files: the one at `path`, those of the folder, sorted by name, or those of a list as it is.
+
+    Raises CorpusError for what is not there or of another suffix, and for a folder in a list.
+    """
     kinds = ", ".join(READERS)
     if not path:
         raise CorpusError(f"corpus_path: got nothing; allowed is a file ({kinds}) or a folder of them, one a client")
-    place = Path(path).expanduser()
-    if not place.exists():
-        raise CorpusError(f"{path}: does not exist; corpus_path must name a file ({kinds}) or a folder of them")
-    files = [place] if place.is_file() else sorted(f for f in place.iterdir() if not f.name.startswith("."))
-    if not files:
-        raise CorpusError(f"{path}: is a folder without files; allowed are files of {kinds}")
+    if isinstance(path, str | Path):
+        place = Path(path).expanduser()
+        if not place.exists():
+            raise CorpusError(f"{path}: does not exist; corpus_path must name a file ({kinds}) or a folder of them")
+        files = [place] if place.is_file() else sorted(f for f in place.iterdir() if not f.name.startswith("."))
+        if not files:
+            raise CorpusError(f"{path}: is a folder without files; allowed are files of {kinds}")
+    else:
+        files = [Path(file).expanduser() for file in path]
     for file in files:
+        if not file.is_file():
+            what = "is a folder" if file.is_dir() else "does not exist"
+            raise CorpusError(f"{file}: {what}; allowed are files of {kinds}")
         if file.suffix.lower() not in READERS:
             raise CorpusError(f"{file}: {file.suffix or 'no'} suffix; allowed are {kinds}")
     return files
+
+
+def names_of(files: Sequence[Path]) -> list[str]:
+    """Return a name for each of several files: without folder and suffix, or with its folder's name to tell them apart.
+
+    Raises CorpusError when that is not enough.
+    """
+    places = [file.resolve() for file in files]
+    for names in ([place.stem for place in places], [f"{place.parent.name}-{place.stem}" for place in places]):
+        if len(set(names)) == len(names):
+            return names
+    twice = next(name for name in names if names.count(name) > 1)
+    raise CorpusError(
+        f"two files are both called {twice!r}, by their folders' names too: rename one, or give each once"
+    )
 
 
 def read(file: Path, encoding: str = "utf-8") -> Iterator[Record]:

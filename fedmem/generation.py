@@ -119,28 +119,39 @@ def sample(
     input. Member suffixes are those of the same rows first, then of further ones; held-out suffixes are as many, from
     held-out rows whose input no client was trained on. `n_suffixes` None means n_prefixes. The order of a client's rows
     is fixed by (seed, row_id): a larger sample contains the smaller one, and a row's place depends on no other row.
+    A partition without held-out rows has no held-out suffixes: there is no control then.
 
     prefixes: prefix_id, client, row_id, prefix, prompt_ids. suffixes: suffix_id, client, row_id, member, suffix.
     Raises GenerationError, naming the client, when it has too few such rows.
     """
     n_suffixes = n_prefixes if n_suffixes is None else n_suffixes
-    order = texts["row_id"].map(lambda row_id: hashlib.sha256(f"{seed}|{row_id}".encode()).digest())
-    usable = texts.assign(order=order)[texts["long_enough"]].sort_values(["client", "order"])
-    train = usable[usable["split"] == "train"].drop_duplicates(["client", "input"])
-    trained = texts.loc[texts["split"] == "train", "input"]
-    heldout = usable[(usable["split"] == "heldout") & ~usable["input"].isin(trained)]
-    heldout = heldout.drop_duplicates(["client", "input"])
+    train, heldout = drawable(texts, seed)
+    n_controls = n_suffixes if (texts["split"] == "heldout").any() else 0
     clients = sorted(texts["client"].unique())
     prefixes = _first(train, clients, n_prefixes, "prefixes", "training rows")
     members = _first(train, clients, n_suffixes, "member suffixes", "training rows")
     controls = _first(
-        heldout, clients, n_suffixes, "held-out suffixes", "held-out rows (input unlike all training rows)"
+        heldout, clients, n_controls, "held-out suffixes", "held-out rows (input unlike all training rows)"
     )
     suffixes = pd.concat([members.assign(member=True), controls.assign(member=False)], ignore_index=True)
+    suffixes = suffixes.astype({"member": bool})  # an empty control would leave it without a type
     return (
         _named(prefixes, "prefix_id", "p")[["prefix_id", "client", "row_id", "prefix", "prompt_ids"]],
         _named(suffixes, "suffix_id", "s")[["suffix_id", "client", "row_id", "member", "suffix"]],
     )
+
+
+def drawable(texts: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows that `sample` draws from, in its order, by client: (training rows, held-out rows).
+
+    They are long enough and, within a client, of distinct inputs; no held-out input is one that a client trained on.
+    """
+    order = texts["row_id"].map(lambda row_id: hashlib.sha256(f"{seed}|{row_id}".encode()).digest())
+    usable = texts.assign(order=order)[texts["long_enough"]].sort_values(["client", "order"])
+    trained = texts.loc[texts["split"] == "train", "input"]
+    train = usable[usable["split"] == "train"]
+    heldout = usable[(usable["split"] == "heldout") & ~usable["input"].isin(trained)]
+    return train.drop_duplicates(["client", "input"]), heldout.drop_duplicates(["client", "input"])
 
 
 def _first(rows: pd.DataFrame, clients: list[int], count: int, what: str, source: str) -> pd.DataFrame:

@@ -32,8 +32,13 @@ def notebook_file(stage: str) -> Path:
     return PACKAGE.parent / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder: of its files' names and digests, sorted, caches and dotfiles left out."""
+def file_digest(path: Path | list[Path]) -> str:
+    """SHA-256 of a file's bytes; of a folder or a list: of its files' names and digests, a folder's sorted by name.
+
+    Caches and dotfiles of a folder are left out.
+    """
+    if isinstance(path, list):
+        return digest_of([[one.name, file_digest(one)] for one in path])
     path = Path(path)
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
@@ -47,21 +52,29 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def outside_files(config: StageConfig) -> dict[str, Path]:
+def outside_files(config: StageConfig) -> dict[str, Path | list[Path]]:
     """Files and folders that the stage reads from outside results: {parameter: path}; one that is not there raises."""
-    if config.stage == "partition" and config.corpus != "synthetic" and config.corpus_path:
-        path = Path(config.corpus_path).expanduser()
-        if not path.exists():
-            raise FileNotFoundError(
-                f"corpus_path: there is no file {config.corpus_path!r}, nor a folder (looked from {Path.cwd()}); "
-                "give the path of a JSON Lines, CSV or Parquet file, or of a folder of them"
-            )
-        return {"corpus_path": path}
+    if config.stage == "partition":
+        given = {name: getattr(config, name) for name in ("corpus_path", "heldout_path")}
+        given = {name: value for name, value in given.items() if value and config.corpus != "synthetic"}
+        return {name: _existing(name, value) for name, value in given.items()}
     if config.stage == "train" and (folder := model_folder(config.model)):
         return {"model": folder}
     if config.stage == "detect" and Path(config.paraphrase_model).is_dir():
         return {"paraphrase_model": Path(config.paraphrase_model)}
     return {}
+
+
+def _existing(name: str, value: str | list[str]) -> Path | list[Path]:
+    if isinstance(value, list):
+        return [_existing(name, one) for one in value]
+    path = Path(value).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{name}: there is no file {value!r}, nor a folder (looked from {Path.cwd()}); give the path of a JSON "
+            "Lines, CSV or Parquet file, or of a folder of them"
+        )
+    return path
 
 
 def identity(config: StageConfig, parent_identity: str | None = None, digests: dict[str, str] | None = None) -> str:

@@ -16,7 +16,10 @@ import pandas as pd
 from fedmem import partitioners
 from fedmem.partitioners import NOBODY, PartitionError
 
-__all__ = ["SPLITS", "PartitionError", "assign", "check", "distances", "groups", "lengths", "quotas", "sizes", "split"]
+__all__ = [
+    "SPLITS", "PartitionError", "add_heldout", "assign", "check", "distances", "groups", "lengths", "quotas", "sizes",
+    "split",
+]  # fmt: skip
 
 SPLITS = ("train", "test", "heldout")
 DEALT = ("heldout", "test", "train")  # so that these rows stay what they are when train_rows grows
@@ -94,10 +97,32 @@ def assign(
     return _ordered(pack, units["unit"].to_numpy(), clients, n_clients, seed)
 
 
+def add_heldout(
+    hands: pd.DataFrame, texts: pd.DataFrame, n_clients: int, seed: int, one_each: bool = False
+) -> pd.DataFrame:
+    """Return `hands` and, below, `texts` that were never trained on, with the column `heldout`: which are which.
+
+    hands: the table of `assign`; texts: a corpus of its own, whose ids get "heldout/" before them. `one_each`: client j
+    gets the texts of the j-th group as they come (a file a client); otherwise all are dealt at random in equal numbers.
+    Raises PartitionError when a client gets none.
+    """
+    pack = texts.assign(id="heldout/" + texts["id"], heldout=True)
+    pack["unit"] = pack["id"]
+    places = pd.factorize(pack["group"])[0] if one_each else np.arange(len(pack)) % n_clients
+    pack["client"] = places if one_each else np.random.default_rng(seed).permutation(places)
+    lacking = sorted(set(range(n_clients)) - set(pack["client"]))
+    if lacking:
+        raise PartitionError(
+            f"client {lacking[0]} gets none of the {len(pack)} held-out rows of heldout_path: give every client one"
+        )
+    return pd.concat([hands.assign(heldout=False), pack[pack["client"] < n_clients]], ignore_index=True)
+
+
 def split(hands: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
     """Return the table `rows`: every client's first rows are held out, the next are for testing, the next for training.
 
-    `hands`: the table of `assign`, or what is left of it. With counts each client gets exactly those rows, and others
+    `hands`: the table of `assign`, or what is left of it; rows that `add_heldout` marks are held out, whatever the
+    quotas say, which divide the others. With counts each client gets exactly those rows, and others
     are left over: where a split ends inside a unit, the unit's further rows are. With shares a split ends with its
     unit, and no row is left over if the shares' sum is 1.
 
@@ -105,6 +130,8 @@ def split(hands: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
     by client, then split. Raises PartitionError when a client has too few rows.
     """
     parts = []
+    given = hands["heldout"].to_numpy(bool) if "heldout" in hands else np.zeros(len(hands), bool)
+    apart, hands = hands[given], hands[~given]
     for client, quota in enumerate(quotas.to_dict("records")):
         hand = hands[hands["client"] == client]
         wanted = {name: quota[name] for name in SPLITS}
@@ -112,6 +139,7 @@ def split(hands: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
         if places is None:
             raise PartitionError(_too_few(hands, quotas, client, wanted))
         parts += [hand.iloc[slice(*places[name])].assign(split=name) for name in SPLITS]
+        parts.append(apart[apart["client"] == client].assign(split="heldout"))
     return pd.concat(parts).rename(columns={"id": "row_id"})[COLUMNS].reset_index(drop=True)
 
 

@@ -14,6 +14,7 @@ from fedmem.parameters import field as _field
 
 __all__ = ["PartitionConfig"]
 
+SYNTHETIC_GROUPS = 12  # of the synthetic corpus
 SCHEMA = ("id", "instruction", "input", "output", "group")  # of a corpus; fedmem.columns says what they hold
 
 
@@ -30,10 +31,18 @@ class PartitionConfig(StageConfig):
         "summarization", "task whose shape the rows have"
     )
     corpus: Literal["synthetic", "file", "hub"] = _field("synthetic", "where the rows come from")
-    corpus_path: str | None = _field(
+    corpus_path: str | list[str] | None = _field(
         None,
-        "JSON Lines, CSV or Parquet file, or a folder of them, one a client; with hub: files in the data set's layout",
+        "JSON Lines, CSV or Parquet file, or a folder or list of them, one a client; with hub: files in the data set's "
+        "layout",
         when={"corpus": ("file", "hub")},
+        identity=False,
+    )
+    heldout_path: str | list[str] | None = _field(
+        None,
+        "file of texts that were never trained on, dealt to all clients, or a list of files, one a client; null: "
+        "heldout_rows are dealt from the corpus",
+        when={"corpus": ("file",)},
         identity=False,
     )
     column_map: dict = _field(
@@ -56,13 +65,23 @@ class PartitionConfig(StageConfig):
     )
     synthetic_rows: int | None = _field(
         None,
-        "rows of each group of the synthetic corpus (one group a client); null: what a client needs, four times that "
-        "where clients need not be groups",
+        "rows of each group of the synthetic corpus (one group a client, 12 at most); null: what clients need, four "
+        "times that where clients need not be groups",
         when={"corpus": ("synthetic",)},
         ge=1,
     )
     repeated_sentences: float = _field(
         0.0, "share of rows that carry a sentence of another row, 0 to 1", when={"corpus": ("synthetic",)}, ge=0, le=1
+    )
+    repeated_texts: float = _field(
+        0.0, "share of rows that are copies of another row, 0 to 1", when={"corpus": ("synthetic",)}, ge=0, le=1
+    )
+    synthetic_words: int = _field(
+        60,
+        "least words of an input of the synthetic corpus; the longest have about half as many more",
+        when={"corpus": ("synthetic",)},
+        ge=10,
+        le=2000,
     )
     unit: str | None = _field(
         None,
@@ -103,6 +122,19 @@ class PartitionConfig(StageConfig):
             raise ValueError(
                 f"corpus_path: got {self.corpus_path!r}, but corpus = synthetic reads no file; set corpus to file"
             )
+        if self.corpus == "hub" and isinstance(self.corpus_path, list):
+            raise ValueError(f"corpus_path: got {self.corpus_path!r}; with corpus = hub it is one file or folder")
+        if self.heldout_path and (self.corpus != "file" or self.heldout_rows):
+            raise ValueError(
+                f"heldout_path: got {self.heldout_path!r}, but corpus = {self.corpus} and heldout_rows = "
+                f"{self.heldout_rows}; allowed is with corpus = file and heldout_rows = 0, for its rows are the "
+                "held-out ones"
+            )
+        if isinstance(self.heldout_path, list) and len(self.heldout_path) != self.n_clients:
+            raise ValueError(
+                f"heldout_path: got {len(self.heldout_path)} files; allowed is one file for all clients, or a list of "
+                f"n_clients = {self.n_clients}, one a client"
+            )
         if self.corpus == "hub" and not (self.hub_dataset and self.hub_columns.get("input")):
             raise ValueError(
                 "hub_dataset: with corpus = hub, hub_dataset and hub_columns (input at least) must be given; a study "
@@ -126,6 +158,11 @@ class PartitionConfig(StageConfig):
 
     @model_validator(mode="after")
     def _clients_possible(self) -> Self:
+        if self.corpus == "synthetic" and self.partitioner == "natural" and self.n_clients > SYNTHETIC_GROUPS:
+            raise ValueError(
+                f"n_clients: got {self.n_clients}; partitioner natural gives each client a group, and the synthetic "
+                f"corpus has {SYNTHETIC_GROUPS}: allowed is at most that, or partitioner topic, dirichlet or iid"
+            )
         groups = self.client_groups
         if groups is not None:
             named = [name for client in groups for name in (client if isinstance(client, list) else [client])]
@@ -181,18 +218,31 @@ class PartitionConfig(StageConfig):
             hub = {name: getattr(self, f"hub_{name}") for name in names}
             return {"path": self.corpus_path, "column_map": self.hub_columns, "hub": hub, "seed": self.partition_seed}
         return {
-            "n_groups": self.n_clients,
+            "n_groups": self.n_groups,
             "rows_per_group": self.rows_per_group,
             "seed": self.partition_seed,
             "repeated_sentences": self.repeated_sentences,
+            "repeated_texts": self.repeated_texts,
+            "input_words": self.synthetic_words,
         }
+
+    @property
+    def heldout_source(self) -> dict[str, Any]:
+        """What `fedmem.corpora.load_corpus` needs to know for the held-out texts."""
+        return {"path": self.heldout_path, "column_map": self.column_map, "encoding": self.corpus_encoding}
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of the synthetic corpus: one a client, as far as there are as many."""
+        return min(self.n_clients, SYNTHETIC_GROUPS)
 
     @property
     def rows_per_group(self) -> int:
         """Rows of each group of the synthetic corpus."""
         if self.synthetic_rows is not None:
             return self.synthetic_rows
-        return sum(self.split_rows.values()) * (1 if self.partitioner in ("natural", "iid") else 4)
+        needed = sum(self.split_rows.values()) * (1 if self.partitioner in ("natural", "iid") else 4)
+        return -(-needed * self.n_clients // self.n_groups)
 
     @property
     def slug(self) -> str:
