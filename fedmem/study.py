@@ -105,7 +105,7 @@ def load(
     for point in found_points:
         try:
             configs = create_all(point.values, point.origin)
-            run = Run(point.name, configs, _jobs(configs, known), point.resources)
+            run = Run(point.name, configs, jobs_of(configs, known), point.resources)
             if found.setdefault(point.name, run) != run:
                 faults.append(f"{path}: two runs are named {point.name!r}: their grid values read alike")
         except (ConfigError, FileNotFoundError) as error:
@@ -115,7 +115,7 @@ def load(
     return Study(name or path.stem, content.get("title", path.stem), content.get("note", ""), tuple(found.values()))
 
 
-def _jobs(configs: dict[str, StageConfig], known: dict) -> dict[str, Job]:
+def jobs_of(configs: dict[str, StageConfig], known: dict) -> dict[str, Job]:
     """The jobs of one run; `known` keeps those made before, so that a file read from outside is digested once."""
     jobs, parent = {}, None
     for stage, config in configs.items():

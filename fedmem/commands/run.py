@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fedmem import runs, study
 from fedmem.config import ConfigError
@@ -42,14 +43,19 @@ def cores(text: str) -> int:
 
 def load_plan(options: argparse.Namespace) -> study.Plan:
     """The plan of the study that the command line names; ConfigError where something in it is wrong."""
+    loaded = study.load(options.study, options.base, overrides_of(options), options.name)
+    return study.plan(loaded, options.keep_stale)
+
+
+def overrides_of(options: argparse.Namespace) -> dict[str, Any]:
+    """{parameter: value} of every --set KEY=VALUE; ConfigError for one that is none."""
     overrides = {}
     for item in options.set:
         key, sign, value = item.partition("=")
         if not sign:
             raise ConfigError(f"--set {item}: allowed is KEY=VALUE")
         overrides[key] = parse(value, f"--set {item}")
-    loaded = study.load(options.study, options.base, overrides, options.name)
-    return study.plan(loaded, options.keep_stale)
+    return overrides
 
 
 # --- run ------------------------------------------------------------------------------------------------------------
@@ -57,7 +63,11 @@ def load_plan(options: argparse.Namespace) -> study.Plan:
 
 def run(options: argparse.Namespace) -> int:
     """Executes what is to do and prints the run table and the report's path."""
-    plan = load_plan(options)
+    return execute(load_plan(options), options)
+
+
+def execute(plan: study.Plan, options: argparse.Namespace) -> int:
+    """`run` for a plan that is made already; options: cores, snakemake."""
     if not plan.report_to_do:
         print(f"{plan.study.name}: nothing to do, all {len(plan.states)} stages are finished")
         return print_result(plan.study.name)
