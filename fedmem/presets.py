@@ -1,8 +1,8 @@
-"""The recipe of the tiny base model that ships with the package, and the script that follows it.
+"""How a tiny base model is made from its recipe, and the script that makes the one that ships with the package.
 
-`python -m fedmem.presets tiny-qwen2` trains a byte-level BPE tokenizer and a Qwen2 model of about a million parameters
-on the public part of the synthetic corpus and writes both, with a manifest, into the package's data folder. The model
-comes pretrained because averaging clients that start from random weights forgets everything. It knows nothing of
+`python -m fedmem.presets tiny-qwen2` trains a byte-level BPE tokenizer and a model of about a million parameters on the
+public part of the synthetic corpus and writes both, with a manifest, into the package's data folder. A model comes
+pretrained because averaging clients that start from random weights forgets everything. This module knows nothing of
 clients, of private rows, or of what the model is used for.
 """
 
@@ -12,7 +12,7 @@ import json
 import platform
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,79 +21,76 @@ import pandas as pd
 import tokenizers
 import torch
 from tqdm import tqdm
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2Tokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Tokenizer,
+)
 
-from fedmem.config import DATA
 from fedmem.models import encode, pad_batch
+from fedmem.recipes import DATA, RECIPES, Recipe, shipped
 from fedmem.synthetic import public_texts
 
-__all__ = ["RECIPES", "Recipe", "build_tokenizer", "corpus_digest", "pretrain", "random_model", "save"]
+__all__ = ["RECIPES", "Recipe", "build", "build_tokenizer", "corpus_digest", "pretrain", "random_model", "save"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+HEADER_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+    "{{ message['content'] }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+# As each family has them: GPT-2 has one token for all ends and no chat template; Llama and GPT-2 have none to pad with.
+SPECIAL_TOKENS = {
+    "qwen2": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    "llama": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "gpt2": ("<|endoftext|>",),
+}
+ROLES = {
+    "qwen2": {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    "llama": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": None},
+    "gpt2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": None},
+}
+TEMPLATES = {"qwen2": CHAT_TEMPLATE, "llama": HEADER_TEMPLATE, "gpt2": None}
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """All that decides the weights of a preset: sizes in units, tokens and rows; one seed for everything drawn.
-
-    Training has two parts. In the first, `steps` steps, every public row is seen once: the model learns the language.
-    In the second the first `rehearsed_rows` of them are seen `rehearsals` times more, until it knows them by heart: a
-    model that has learnt texts by heart once does so with others several times faster, which is what a demo of
-    memorization on two processor cores needs. Both parts take their rows from the public corpus alone.
-    """
-
-    hidden_size: int = 192
-    layers: int = 2
-    heads: int = 4
-    intermediate_size: int = 512
-    vocabulary: int = 2000
-    context_tokens: int = 1024
-    tokenizer_rows: int = 4000
-    steps: int = 1200
-    rehearsed_rows: int = 240
-    rehearsals: int = 24
-    rows_per_step: int = 8
-    learning_rate: float = 2e-3
-    warmup_steps: int = 100
-    weight_decay: float = 0.01
-    seed: int = 20260101
-
-
-RECIPES = {"tiny-qwen2": Recipe()}
-
-
 def build_tokenizer(recipe: Recipe, texts: list[str]):
-    """Train a byte-level BPE tokenizer with Qwen2's special tokens and a small ChatML template.
+    """Train a byte-level BPE tokenizer with the special tokens and, where the family has one, the form of its template.
 
-    The end of turn is the end-of-sequence token, the pad token is another one, and there is no begin-of-sequence token.
+    Each end of turn is the end-of-sequence token. qwen2: the pad token is another one, and nothing begins a sequence.
     """
+    special, roles = SPECIAL_TOKENS[recipe.architecture], ROLES[recipe.architecture]
     core = tokenizers.Tokenizer(tokenizers.models.BPE())
     core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=recipe.vocabulary,
-        special_tokens=[PAD, START, END],
+        special_tokens=list(special),
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    learnt = json.loads(core.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(
-        vocab=learnt["vocab"],
-        merges=[tuple(pair) for pair in learnt["merges"]],
-        unk_token=None,
-        bos_token=None,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=[START],
-        model_max_length=recipe.context_tokens,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
+    settings = roles | {
+        "unk_token": None,
+        "additional_special_tokens": [token for token in special if token not in roles.values()],
+        "model_max_length": recipe.context_tokens,
+        "clean_up_tokenization_spaces": False,
+    }
+    if recipe.architecture == "llama":
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **settings)
+    else:
+        learnt = json.loads(core.to_str())["model"]
+        merges = [tuple(pair) for pair in learnt["merges"]]
+        own_class = GPT2Tokenizer if recipe.architecture == "gpt2" else Qwen2Tokenizer
+        tokenizer = own_class(vocab=learnt["vocab"], merges=merges, **settings)
+    tokenizer.chat_template = TEMPLATES[recipe.architecture]
     return tokenizer
 
 
@@ -103,22 +100,39 @@ def random_model(seed: int = 0, recipe: Recipe | None = None):
     rows = public_texts(recipe.tokenizer_rows, recipe.seed).to_dict("records")
     parts = ("user", "input", "instruction", "assistant", "output")  # a row's parts, and the template's two roles
     tokenizer = build_tokenizer(recipe, [row.get(part, part) for row in rows for part in parts])
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return AutoModelForCausalLM.from_config(_configuration(recipe, tokenizer)).eval(), tokenizer
+
+
+def _configuration(recipe: Recipe, tokenizer):
+    """The architecture's configuration; GPT-2 without its dropout, which a model this small cannot learn under."""
+    common = {
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if recipe.architecture == "gpt2":
+        return GPT2Config(
+            n_embd=recipe.hidden_size,
+            n_layer=recipe.layers,
+            n_head=recipe.heads,
+            n_inner=recipe.intermediate_size,
+            n_positions=recipe.context_tokens,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            **common,
+        )
+    return (LlamaConfig if recipe.architecture == "llama" else Qwen2Config)(
         hidden_size=recipe.hidden_size,
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.heads,
         intermediate_size=recipe.intermediate_size,
         max_position_embeddings=recipe.context_tokens,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **common,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        return Qwen2ForCausalLM(config).eval(), tokenizer
 
 
 def pretrain(recipe: Recipe, on_step: Callable[[int, int], None] | None = None):
@@ -170,17 +184,27 @@ def save(folder: Path, recipe: Recipe, model, tokenizer, record: dict) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
+def build(name: str, folder: Path) -> None:
+    """Make a preset from its recipe in a folder, on one thread, with a bar: minutes, and the same bytes each time."""
+    recipe, threads = RECIPES[name], torch.get_num_threads()
+    torch.set_num_threads(1)  # the same bytes on a machine however many cores it has
+    try:
+        with tqdm(desc=name, unit="step", mininterval=5) as bar:
+            model, tokenizer, record = pretrain(recipe, on_step=partial(_show, bar))
+        save(folder, recipe, model, tokenizer, record)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Build a preset from its recipe: `python -m fedmem.presets tiny-qwen2 [--folder FOLDER]`."""
     parser = argparse.ArgumentParser(prog="python -m fedmem.presets", description=main.__doc__)
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--folder", type=Path, help="where to write it (default: the package's data folder)")
     chosen = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # the same bytes on a machine however many cores it has
-    recipe = RECIPES[chosen.name]
-    with tqdm(desc=chosen.name, unit="step", mininterval=5) as bar:
-        model, tokenizer, record = pretrain(recipe, on_step=partial(_show, bar))
-    save(chosen.folder or DATA / chosen.name, recipe, model, tokenizer, record)
+    if not (chosen.folder or shipped(chosen.name)):
+        parser.error(f"{chosen.name} does not ship with the package: give a --folder")
+    build(chosen.name, chosen.folder or DATA / chosen.name)
 
 
 def _plan(recipe: Recipe, items: list[dict]) -> Iterator[tuple[list[dict], float]]:
