@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -19,6 +20,7 @@ __all__ = [
     "Example",
     "Examples",
     "ModelError",
+    "cast",
     "encode",
     "load",
     "load_tokenizer",
@@ -31,6 +33,7 @@ __all__ = [
 IGNORED = -100  # the label that the cross entropy of transformers skips
 SENTINEL = "\u2402content\u2403"  # stands for the user's content while the template is taken apart
 TEMPLATE_DATE = "1 Jan 2025"  # some templates print today's date: a fixed one keeps the bytes the same from day to day
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
@@ -80,27 +83,65 @@ def location(name: str) -> str:
     return name if folder is None else str(_complete_folder(name, folder))
 
 
-def load(name: str, device: str = "auto", checkpoint: str | Path | None = None):
-    """Load a causal language model in float32 and evaluation mode, and its tokenizer.
+def load(
+    name: str,
+    device: str = "auto",
+    checkpoint: str | Path | None = None,
+    precision: str = "fp32",
+    merge: bool = True,
+):
+    """Load a causal language model in evaluation mode, and its tokenizer.
 
-    `device` is auto (CUDA where there is one), cpu or cuda. With `checkpoint`, a folder that `save_pretrained` wrote,
-    the weights are that folder's, and so is the tokenizer where the folder has one. Nothing is unpickled and no code
-    of a model's author runs. Raises ModelError.
+    `device` is auto (CUDA where there is one), cpu or cuda. `precision`, fp32 or bf16, is that of the weights.
+    `checkpoint` is a folder that `save_pretrained` wrote, whose weights are taken (and whose tokenizer, where it has
+    one), or one of adapters, which are put on the model of `name`: merged into its weights (in fp32, then rounded to
+    `precision`), or, with `merge=False`, left apart and trainable. Nothing is unpickled and no code of a model's author
+    runs. Raises ModelError, also when the files lack an array of the model.
     """
-    where = location(name)
-    target = _device(device)
-    logging.disable_progress_bar()  # bars of loading and saving are noise in an executed notebook
-    weights = where if checkpoint is None else str(checkpoint)
-    if checkpoint is not None and not (Path(checkpoint) / "config.json").is_file():
-        raise ModelError(f"checkpoint {checkpoint}: no config.json; give a folder that save_pretrained wrote")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            weights, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    target, dtype = _device(device), _dtype(precision)
+    folder = None if checkpoint is None else Path(checkpoint)
+    if folder is None or (folder / "config.json").is_file():
+        weights = location(name) if folder is None else str(folder)
+        model = _pretrained(name, weights, dtype)
+        has_tokenizer = any((Path(weights) / file).is_file() for file in TOKENIZER_FILES)
+        return model.to(target).eval(), load_tokenizer(weights if has_tokenizer else name)
+    if not (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            f"checkpoint {folder}: no config.json and no adapter_config.json; give a folder that save_pretrained or "
+            "fedmem.adapters.save wrote"
         )
-    except (OSError, ValueError) as error:
+    from fedmem import adapters  # peft takes a second to import, which only adapters need
+
+    model = adapters.put_on(_pretrained(name, location(name), torch.float32 if merge else dtype), folder)
+    if merge:
+        model = cast(adapters.merge(model), dtype)
+    return model.to(target), load_tokenizer(name)
+
+
+def _pretrained(name: str, where: str, dtype: torch.dtype):
+    logging.disable_progress_bar()  # bars of loading and saving are noise in an executed notebook
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            where, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {name!r}: cannot be loaded as a causal language model: {error}") from error
-    has_tokenizer = any((Path(weights) / file).is_file() for file in TOKENIZER_FILES)
-    return model.to(target).eval(), load_tokenizer(weights if has_tokenizer else name)
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"model {name!r}: its files lack {', '.join(missing[:5])} ({len(missing)} arrays in all), which would stay "
+            "random; give a folder with all weights of a causal language model"
+        )
+    return model
+
+
+def cast(model, dtype: torch.dtype):
+    """Give all weights of a model this dtype, in place; return it.
+
+    Buffers stay: `to(bfloat16)` would round the rotary frequencies, and positions with them, as no loading does.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def load_tokenizer(name: str):
@@ -227,6 +268,12 @@ def _complete_folder(name: str, folder: Path) -> Path:
             "save the tokenizer beside the model with save_pretrained"
         )
     return folder
+
+
+def _dtype(precision: str) -> torch.dtype:
+    if precision not in PRECISIONS:
+        raise ModelError(f"precision {precision!r}: allowed are {' and '.join(map(repr, PRECISIONS))}")
+    return PRECISIONS[precision]
 
 
 def _device(device: str) -> torch.device:
