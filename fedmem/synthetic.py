@@ -19,7 +19,7 @@ __all__ = ["COLUMNS", "GROUPS", "TASKS", "make_corpus", "public_texts", "sentenc
 
 COLUMNS = ["id", "instruction", "input", "output", "group"]
 TASKS = ("summarization", "dialog", "qa", "classification")
-INPUT_WORDS = (60, 76)  # sentences are added until a length drawn from here is reached: 60 to 90 words
+INPUT_WORDS = 60  # sentences are added until a length is reached that is drawn from this to 4/15 more: 60 to 90 words
 
 # Words that every group uses.
 SHARED = {
@@ -153,23 +153,31 @@ GROUP_WORDS = {
 
 
 def make_corpus(
-    task: str, n_groups: int, rows_per_group: int, seed: int, repeated_sentences: float = 0.0
+    task: str,
+    n_groups: int,
+    rows_per_group: int,
+    seed: int,
+    repeated_sentences: float = 0.0,
+    repeated_texts: float = 0.0,
+    input_words: int = INPUT_WORDS,
 ) -> pd.DataFrame:
     """Make a private corpus: `n_groups` times `rows_per_group` rows of id, instruction, input, output, group.
 
-    An input has 60 to 90 words. No two rows share a sentence of input or output, unless asked for: a share
-    `repeated_sentences` (0 to 1) of the rows, drawn by the seed, has one sentence of its input replaced by one that
-    another row began with. The instruction is the task's, but a question of the row's own in qa. A row depends on the
-    task, its group, its number in the group and the seed, not on how many others there are. Raises ValueError.
+    An input has `input_words` words or up to a half more (60 to 90 by default). No two rows share a sentence of input
+    or output, unless asked for: a share `repeated_texts` (0 to 1) of the rows, drawn by the seed, are copies of another
+    row but for id and group; a share `repeated_sentences` have one sentence of their input replaced by one that another
+    row began with. The instruction is the task's, but a question of the row's own in qa. A row depends on the task, its
+    group, its number in the group and the seed, not on how many others there are. Raises ValueError.
     """
-    _check(task, n_groups, rows_per_group, repeated_sentences)
+    _check(task, n_groups, rows_per_group, {"sentences": repeated_sentences, "texts": repeated_texts}, input_words)
     taken: set[str] = set()
     rows = [
-        _row(task, group, random.Random(f"{seed} {task} {group} {number}"), _is_private, taken)
+        _row(task, group, random.Random(f"{seed} {task} {group} {number}"), _is_private, taken, input_words)
         | {"id": f"{task}-{group}-{number:05d}", "group": group}
         for group in list(GROUPS)[:n_groups]
         for number in range(rows_per_group)
     ]
+    _copy(rows, repeated_texts, random.Random(f"{seed} {task} copy"))
     _repeat(rows, repeated_sentences, random.Random(f"{seed} {task} repeat"))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -194,7 +202,14 @@ def sentences(text: str) -> list[str]:
     return [part.strip() for part in text.replace(".", ".\n").replace("?", "?\n").split("\n") if part.strip()]
 
 
-def _row(task: str, group: str, draw: random.Random, allowed: Callable[[str], bool], taken: set[str]) -> dict:
+def _row(
+    task: str,
+    group: str,
+    draw: random.Random,
+    allowed: Callable[[str], bool],
+    taken: set[str],
+    input_words: int = INPUT_WORDS,
+) -> dict:
     """Draw one row; its sentences are `allowed` and not yet `taken`, and are taken now."""
     label = draw.choice(list(LABELS))
     forms = LABELS[label] if task == "classification" else FORMS[task]
@@ -204,7 +219,7 @@ def _row(task: str, group: str, draw: random.Random, allowed: Callable[[str], bo
         first, *rest = [form.format(**topic) for form in topical]
         if all(allowed(sentence) and sentence not in taken for sentence in (first, *rest)):
             break
-    body, n_words = [first], draw.randint(*INPUT_WORDS)
+    body, n_words = [first], draw.randint(input_words, input_words + 4 * input_words // 15)
     while len(" ".join(body).split()) < n_words:
         sentence = draw.choice(forms).format(**_words(group, draw))
         if allowed(sentence) and sentence not in taken and sentence not in body:
@@ -224,6 +239,14 @@ def _is_private(sentence: str) -> bool:
     return blake2b(sentence.encode(), digest_size=1).digest()[0] % 2 == 1
 
 
+def _copy(rows: list[dict], share: float, draw: random.Random) -> None:
+    """Make a share of the rows copies of others, which are no copies themselves; each keeps its id and group."""
+    receivers = set(draw.sample(range(len(rows)), min(round(share * len(rows)), len(rows) - 1)))
+    givers = [row for number, row in enumerate(rows) if number not in receivers]
+    for number in sorted(receivers):
+        rows[number] |= {key: value for key, value in draw.choice(givers).items() if key not in ("id", "group")}
+
+
 def _repeat(rows: list[dict], share: float, draw: random.Random) -> None:
     """Give a share of the rows, in place of a later sentence of theirs, the first sentence of another row."""
     first = [sentences(row["input"])[0] for row in rows]
@@ -234,12 +257,15 @@ def _repeat(rows: list[dict], share: float, draw: random.Random) -> None:
         rows[receiver]["input"] = " ".join(body)
 
 
-def _check(task: str, n_groups: int, rows_per_group: int, repeated_sentences: float) -> None:
+def _check(task: str, n_groups: int, rows_per_group: int, repeated: dict[str, float], input_words: int) -> None:
     if task not in TASKS:
         raise ValueError(f"task {task!r}: allowed are {', '.join(TASKS)}")
     if not 1 <= n_groups <= len(GROUPS):
         raise ValueError(f"n_groups {n_groups}: the synthetic corpus has 1 to {len(GROUPS)} groups")
     if rows_per_group < 1:
         raise ValueError(f"rows_per_group {rows_per_group}: at least 1")
-    if not 0 <= repeated_sentences <= 1 or (repeated_sentences and n_groups * rows_per_group < 2):
-        raise ValueError(f"repeated_sentences {repeated_sentences}: a share of 0 to 1, with at least 2 rows")
+    for what, share in repeated.items():
+        if not 0 <= share <= 1 or (share and n_groups * rows_per_group < 2):
+            raise ValueError(f"repeated_{what} {share}: a share of 0 to 1, with at least 2 rows")
+    if not 10 <= input_words <= 2000:
+        raise ValueError(f"input_words {input_words}: 10 to 2000")

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from fedmem import synthetic
+from fedmem.config import ConfigError, PartitionConfig
 from fedmem.synthetic import COLUMNS, GROUPS, LABELS, TASKS, make_corpus, public_texts, sentences
 
 
@@ -111,6 +112,31 @@ def test_sentences_repeat_where_asked():
         assert originals[new.pop()] != number
 
 
+def test_texts_repeat_where_asked():
+    plain = make_corpus("qa", n_groups=2, rows_per_group=20, seed=4)
+    copied = make_corpus("qa", n_groups=2, rows_per_group=20, seed=4, repeated_texts=0.25)
+    changed = plain["input"] != copied["input"]
+    assert changed.sum() == 10  # 0.25 * 40
+    assert copied["input"].nunique() == 30
+    assert copied[["id", "group"]].equals(plain[["id", "group"]])
+    whole = plain.set_index("input")[["instruction", "output"]]
+    assert copied.set_index("input")[["instruction", "output"]].equals(whole.loc[copied["input"]])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_inputs_are_as_long_as_asked(task):
+    words = make_corpus(task, n_groups=3, rows_per_group=30, seed=0, input_words=105)["input"].str.split().str.len()
+    assert words.between(105, 150).all()  # 105 to 105 + 4/15 of it, and a sentence of at most 17 words
+
+
+def test_a_corpus_for_more_clients_than_groups():
+    config = PartitionConfig(partitioner="topic", n_clients=30, train_rows=4, test_rows=1, heldout_rows=4)
+    # 30 clients of 4 * 9 rows: 1080 rows in 12 groups
+    assert (config.source["n_groups"], config.source["rows_per_group"]) == (len(GROUPS), 90)
+    with pytest.raises(ConfigError, match="allowed is at most that, or partitioner topic"):
+        PartitionConfig.create({"n_clients": len(GROUPS) + 1})
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -118,6 +144,8 @@ def test_sentences_repeat_where_asked():
         ({"n_groups": 13}, "1 to 12"),
         ({"rows_per_group": 0}, "at least 1"),
         ({"repeated_sentences": 1.5}, "0 to 1"),
+        ({"repeated_texts": -0.1}, "repeated_texts -0.1: a share"),
+        ({"input_words": 3}, "10 to 2000"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong, message):
