@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fedmem import recipes
 from fedmem.config import StageConfig, model_folder
 
 PACKAGE = Path(__file__).resolve().parent
@@ -77,9 +78,20 @@ def _existing(name: str, value: str | list[str]) -> Path | list[Path]:
     return path
 
 
+def outside_digests(config: StageConfig) -> dict[str, str]:
+    """Digests of what the stage reads from outside results: of files and folders, and of a preset's recipe.
+
+    The recipe stands for a preset that is made on first use, so that its stages have their identity before it exists.
+    """
+    digests = {name: file_digest(path) for name, path in outside_files(config).items()}
+    if config.stage == "train" and (recipe := recipes.digest(config.model)):
+        digests["model"] = recipe
+    return digests
+
+
 def identity(config: StageConfig, parent_identity: str | None = None, digests: dict[str, str] | None = None) -> str:
     """Hash of what can change the stage's result. A file's digest stands in the place of its path."""
-    digests = digests if digests is not None else {k: file_digest(p) for k, p in outside_files(config).items()}
+    digests = digests if digests is not None else outside_digests(config)
     effective = {name: value for name, value in config.effective().items() if name not in digests}
     return digest_of({"stage": config.stage, "parameters": effective, "parent": parent_identity, "outside": digests})
 
