@@ -60,9 +60,6 @@ class LocalResult:
     course: tuple[Step, ...]
 
 
-Losses = Step  # the name that `fedmem.federated` still imports
-
-
 def steps_per_round(n_rows: int, config) -> int:
     """Optimizer steps of one client in one round: `local_steps`, or `local_epochs` passes over its usable rows.
 
@@ -215,10 +212,17 @@ class _LocalTrainer(Trainer):
         self.course.append(Step(self.step_tokens, self.step_loss, self.step_penalty, rate))
 
     def release(self) -> None:
-        """Drop what is as large as the model. A Trainer is part of reference cycles and would keep it for a while."""
+        """Drop what is as large as the model, and take off what recomputing put on it.
+
+        A Trainer is part of reference cycles and would keep all this for a while.
+        """
         self.model.zero_grad(set_to_none=True)
-        self.optimizer.state.clear()
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
         self.anchor.clear()
+        if self.args.activation_checkpointing:
+            self.model.activation_checkpointing_disable()
+            self.model.disable_input_require_grads()
 
 
 def _arguments(model, config, steps: int, seed: int, folder: str) -> TrainingArguments:
@@ -317,9 +321,11 @@ def train_locally(
             rates=[learning_rate(step, total_steps, config) for step in range(first_step, first_step + steps)],
             proximal_mu=proximal_mu,
         )
-        trainer.train()
-        trainer.release()
-    model.eval()
+        try:
+            trainer.train()
+        finally:
+            trainer.release()
+            model.eval()
     return _result(trainer.course, min(len(rows), steps * config.batch_size))
 
 

@@ -186,6 +186,11 @@ def test_what_does_not_fit_is_refused(qwen2_folder, tmp_path):
         models.load(str(qwen2_folder), "cpu", checkpoint=folder)
 
 
+def test_recomputed_activations_give_the_same_adapters(folder):
+    kept, recomputed = (trained(trained_model(folder, gradient_checkpointing=again)) for again in (False, True))
+    assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
+
+
 def test_bf16_freezes_in_bf16_and_trains_in_fp32(folder, tmp_path):
     config = settings(folder, precision="bf16")
     model = adapted(folder, precision="bf16")

@@ -1,13 +1,18 @@
 """Models and tokenizers by name, and exact rendering and encoding of rows."""
 
 import json
+import shutil
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoTokenizer
+from safetensors.torch import save
+from transformers import AutoTokenizer, GPT2Config
 
-from fedmem import models, presets
+from fedmem import model_config, models, presets
+from fedmem.config import ConfigError
 from fedmem.models import ModelError
 from fedmem.synthetic import make_corpus
 
@@ -96,6 +101,68 @@ def test_pickled_weights_are_refused(folder, tmp_path):
     torch.save(presets.random_model(3, SMALL)[0].state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot be loaded"):
         models.load(str(tmp_path), device="cpu")
+
+
+def test_broken_weights_are_refused(folder, tmp_path):
+    whole = (folder / "model.safetensors").read_bytes()
+    other = presets.random_model(3, SMALL)[0].state_dict()
+    broken = {
+        "cannot be loaded": whole[: len(whole) // 2],  # as a full disk leaves it
+        "cannot be loaded as": b"\xff" * 64,
+        r"lack model\.norm\.weight": save(
+            {n: w for n, w in other.items() if n not in ("model.norm.weight", "lm_head.weight")}, {"format": "pt"}
+        ),
+    }
+    for number, (message, content) in enumerate(broken.items()):
+        target = tmp_path / str(number)
+        shutil.copytree(folder, target)
+        (target / "model.safetensors").write_bytes(content)
+        with pytest.raises(ModelError, match=message):
+            models.load(str(target), device="cpu")
+        with pytest.raises(ModelError, match=message):
+            models.load(str(folder), device="cpu", checkpoint=target)
+
+
+def test_a_broken_configuration_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    for content in ("{", '{"model_type": "no-such-type"}'):
+        (tmp_path / "model" / "config.json").write_text(content)
+        with pytest.raises(ModelError, match="cannot be loaded"):
+            models.load(str(tmp_path / "model"), device="cpu")
+    (tmp_path / "model" / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        model_config.check_context(str(tmp_path / "model"), 8)
+
+
+def test_precision_is_that_of_the_weights_and_of_nothing_else(folder):
+    model, _ = models.load(str(folder), device="cpu", precision="bf16")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    whole, _ = models.load(str(folder), device="cpu")
+    rounded = dict(models.cast(whole, torch.bfloat16).named_buffers())
+    assert all(buffer.dtype == torch.float32 for buffer in rounded.values())  # the rotary frequencies
+    assert all(torch.equal(buffer, rounded[name]) for name, buffer in model.named_buffers())
+    assert whole.lm_head.weight is whole.model.embed_tokens.weight
+    with pytest.raises(ModelError, match="'fp32' and 'bf16'"):
+        models.load(str(folder), device="cpu", precision="fp16")
+
+
+def test_the_context_is_read_without_loading_the_model(folder):
+    assert model_config.context_tokens(model_config.read_config(str(folder))) == 1024
+    assert model_config.context_tokens(models.load(str(folder), "cpu")[0].config) == 1024
+    model_config.check_context(str(folder), 1024)
+    with pytest.raises(ConfigError, match=r"prefix_tokens \+ max_new_tokens: got 1025 .* 1024"):
+        model_config.check_context(str(folder), 1025, "prefix_tokens + max_new_tokens")
+    assert model_config.context_tokens(GPT2Config(n_positions=77)) == 77  # under another name
+    assert model_config.context_tokens(GPT2Config(n_positions=77).to_dict()) == 77
+    assert model_config.context_tokens({"text_config": {"max_position_embeddings": 5}, "n_positions": 9}) == 5
+    assert model_config.context_tokens({"model_type": "mamba"}) is None
+    assert model_config.read_config("nobody/has-this-model-here") is None  # nothing is downloaded to know
+    model_config.check_context("nobody/has-this-model-here", 10**9)
+
+
+def test_planning_imports_no_torch():
+    code = "import sys; from fedmem import model_config; model_config.check_context('tiny-qwen2', 9)"
+    subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)
 
 
 def test_a_row_renders_through_the_template(tokenizer):

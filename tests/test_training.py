@@ -14,8 +14,10 @@ from fedmem.training import (
     TrainingError,
     derive_seed,
     evaluate_loss,
+    learning_rate,
     pad_batch,
     proximal_penalty,
+    steps_per_round,
     train_locally,
     trained,
 )
@@ -115,6 +117,122 @@ def test_it_takes_the_steps_of_a_plain_loop(model, rows):
     assert result.steps == 3
     # Each weight moves by about 3e-3; the order of rows within the batch alone gives other last bits.
     torch.testing.assert_close(weights(model), weights(reference), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mu", [0.0, 20.0])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_batch_in_parts_is_the_same_step(model, rows, parts, mu):
+    # Rows of very different lengths, some without labels at their beginning: the parts' numbers of tokens differ. Ten
+    # rows at eight a step leave a last step of two rows, in one part of two and in two parts of one.
+    rows = [each | {"labels": [IGNORED] * (n % 5) + each["labels"][n % 5 :]} for n, each in enumerate(rows[:10])]
+    whole, parted = model, copy.deepcopy(model)
+    config = {"batch_size": 8, "local_epochs": 2}
+    expected = train_locally(whole, rows, config=settings(**config), seed=3, proximal_mu=mu)
+    config["gradient_accumulation"] = parts
+    result = train_locally(parted, rows, config=settings(**config), seed=3, proximal_mu=mu)
+    assert [step.tokens for step in result.course] == [step.tokens for step in expected.course]
+    for name in ("loss", "penalty"):
+        values = [[getattr(step, name) for step in each.course] for each in (result, expected)]
+        assert values[0] == pytest.approx(values[1], rel=1e-3, abs=1e-5)
+    torch.testing.assert_close(weights(parted), weights(whole), atol=2e-5, rtol=0)
+
+
+def test_the_gradient_of_parts_is_that_of_the_whole_batch(model, rows):
+    taken = []
+
+    def gradient(parts: int) -> torch.Tensor:
+        trainee = copy.deepcopy(model)
+        first = next(trainee.parameters())
+        hook = first.register_post_accumulate_grad_hook(lambda p: taken.append(p.grad.clone()))
+        config = settings(batch_size=12, gradient_accumulation=parts)
+        train_locally(trainee, rows, config=config, seed=3, proximal_mu=20.0, steps=1)
+        hook.remove()
+        return taken.pop()  # after the last part, before the clipping
+
+    torch.testing.assert_close(gradient(6), gradient(1), atol=1e-7, rtol=1e-5)
+
+
+def test_recomputed_activations_give_the_same_bytes(model, rows):
+    kept, recomputed = model, copy.deepcopy(model)
+    train_locally(kept, rows, config=settings(), seed=1, steps=4)
+    train_locally(recomputed, rows, config=settings(gradient_checkpointing=True), seed=1, steps=4)
+    assert torch.equal(weights(kept), weights(recomputed))
+    assert not recomputed.is_activation_checkpointing
+    assert not recomputed.get_input_embeddings()._forward_hooks
+
+
+def test_bf16_computes_in_bf16_and_keeps_the_weights_in_fp32(model, rows):
+    half, whole, seen = model, copy.deepcopy(model), []
+    hook = half.lm_head.register_forward_hook(lambda module, given, out: seen.append(out.dtype))
+    result = train_locally(half, rows, config=settings(precision="bf16"), seed=0, steps=1)
+    hook.remove()
+    expected = train_locally(whole, rows, config=settings(), seed=0, steps=1)
+    assert seen == [torch.bfloat16]
+    assert {p.dtype for p in half.parameters()} == {torch.float32}
+    assert result.loss == pytest.approx(expected.loss, rel=1e-2)
+    assert result.loss != expected.loss
+    assert half(input_ids=torch.tensor([[1, 2]])).logits.dtype == torch.float32  # nothing of it stays on the model
+
+
+def test_a_device_without_bf16_is_told_before_any_step(model, rows, monkeypatch):
+    monkeypatch.setattr(type(model), "device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "An Old Card")
+    with pytest.raises(TrainingError, match=r"An Old Card .* precision: fp32"):
+        train_locally(model, rows, config=settings(precision="bf16"), seed=0, steps=1)
+
+
+def test_a_context_shorter_than_max_tokens_is_refused(model, rows):
+    model.config.max_position_embeddings = 255
+    with pytest.raises(TrainingError, match=r"max_tokens: got 256; .* 255"):
+        train_locally(model, rows, config=settings(), seed=0)
+
+
+def test_steps_of_a_round_are_passes_over_the_rows_or_a_number():
+    assert steps_per_round(10, settings(batch_size=4, local_epochs=3)) == 9  # 4 + 4 + 2 rows, three times
+    assert steps_per_round(10, settings(batch_size=4, local_epochs=3, local_steps=7)) == 7
+    assert steps_per_round(1, settings(batch_size=4, local_epochs=1)) == 1
+
+
+def test_the_schedule_is_that_of_the_whole_run():
+    def course(**changes):
+        config = settings(learning_rate=1.0, **changes)
+        return [round(learning_rate(step, 8, config), 6) for step in range(8)]
+
+    assert course() == [1.0] * 8
+    assert course(warmup_share=0.5) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert course(schedule="linear") == [1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
+    assert course(schedule="linear", warmup_share=0.2) == pytest.approx(  # ⌈1.6⌉ = 2 steps rise, 6 fall
+        [0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6], abs=1e-6
+    )
+    half_wave = [(1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
+    assert course(schedule="cosine") == pytest.approx(half_wave, abs=1e-6)
+
+
+def test_a_schedule_goes_on_in_the_next_call():
+    # The gradient is (1, −1), so each of AdamW's steps moves w₁ down by exactly its learning rate.
+    config = settings(learning_rate=0.8, schedule="linear", warmup_share=0.25)
+    whole, pieces, place = TwoParameters(), TwoParameters(), [0.0]
+    course = train_locally(whole, [row(1, 2)], config=config, seed=0, steps=8).course
+    rates = []
+    for first, steps in ((0, 3), (3, 1), (4, 4)):
+        part = train_locally(
+            pieces, [row(1, 2)], config=config, seed=first, steps=steps, first_step=first, total_steps=8
+        )
+        rates += [step.learning_rate for step in part.course]
+        place.append(-pieces.w[0].item())
+    assert rates == [step.learning_rate for step in course]
+    assert rates == pytest.approx([0.4, 0.8, 0.8, 4 / 6, 3.2 / 6, 0.4, 1.6 / 6, 0.8 / 6])
+    moved = [round(sum(rates[:3]), 6), round(sum(rates[:4]), 6), round(sum(rates), 6)]
+    assert place[1:] == pytest.approx(moved, abs=1e-5)
+    with pytest.raises(TrainingError, match="beyond a run of 8"):
+        train_locally(pieces, [row(1, 2)], config=config, seed=0, steps=2, first_step=7, total_steps=8)
+
+
+def test_rows_that_no_step_reached_do_not_count(model, rows):
+    for steps, used in ((1, 5), (2, 10), (3, 12), (4, 12)):  # 12 rows at 5 a step
+        result = train_locally(copy.deepcopy(model), rows, config=settings(batch_size=5), seed=0, steps=steps)
+        assert (result.n_examples, result.steps) == (used, steps)
 
 
 def test_the_loss_is_the_language_models_alone_and_penalty_is_apart(model, rows):
