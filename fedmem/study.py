@@ -1,8 +1,8 @@
-"""A study's YAML to a graph of notebook runs: the grid, what is done already, what is to do.
+"""A study's YAML, or the description of one in results, to a graph of notebook runs: what is done, what is to do.
 
 A study names a base, fixes parameters and spans a grid; every point of the grid is a run, one path through the stages.
-Stages that runs agree on are shared. The whole grid is validated before anything starts. Precedence: task < base <
-study < grid < --set. Nothing is executed here but Snakemake, which runs `fedmem.execute` per stage.
+Stages that runs agree on are shared. The whole grid is validated before anything starts. How files say it is
+`fedmem.study_files`'s matter. Nothing is executed here.
 """
 
 import json
@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedmem import runs
+from fedmem import estimates, runs
 from fedmem.config import STAGES, ConfigError, StageConfig, create_all
-from fedmem.study_files import points
+from fedmem.study_files import Point, absolute, points
+
+DESCRIPTION = "study.json"  # of a study in results: every run with all its parameters
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Study:
                     "name": run.name,
                     "parameters": {k: v for config in run.configs.values() for k, v in config.model_dump().items()},
                     "stages": {stage: f"{stage}/{job.folder.name}" for stage, job in run.jobs.items()},
+                    "resources": run.resources,
                 }
                 for run in self.runs
             ],
@@ -95,12 +98,19 @@ def load(
 ) -> Study:
     """Reads and validates a study and everything it builds on.
 
-    `base` replaces the study's base, `overrides` ({parameter: value}) win over everything, `name` names the result.
-    Raises ConfigError with the file, the key, what it got and what is allowed; nothing has been executed then.
+    path: a study's YAML file; or a study in results, its folder or `study.json`, whose runs are taken as they were,
+    parameter by parameter. `base` replaces the study's base, `overrides` ({parameter: value}) win over everything,
+    `name` names the result. Raises ConfigError with the file, the key, what it got and what is allowed; nothing has
+    been executed then.
     """
     path = Path(path)
-    runs.study_folder(name or path.stem)
-    content, found_points = points(path, base, overrides or {})
+    path = path / DESCRIPTION if path.is_dir() else path
+    if path.name == DESCRIPTION:
+        content, found_points = _described(path, base, overrides or {})
+    else:
+        content, found_points = points(path, base, overrides or {})
+    name = name or content.get("name", path.stem)
+    runs.study_folder(name)
     faults, found, known = [], {}, {}
     for point in found_points:
         try:
@@ -112,7 +122,27 @@ def load(
             faults += str(error).splitlines()
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
-    return Study(name or path.stem, content.get("title", path.stem), content.get("note", ""), tuple(found.values()))
+    return Study(name, content.get("title", path.stem), content.get("note", ""), tuple(found.values()))
+
+
+def _described(path: Path, base: str | None, overrides: dict[str, Any]) -> tuple[dict[str, Any], list[Point]]:
+    """(description, Points) of a study that `Study.describe` wrote; every parameter is the file's or an override."""
+    if base is not None:
+        raise ConfigError(
+            f"{path}: --base: got {base!r}; its runs say every parameter themselves: use --set, or the YAML"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        described = [(run["name"], run["parameters"], run.get("resources", {})) for run in content["runs"]]
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file; a study's folder in results holds one") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: is no description of a study ({type(error).__name__}: {error})") from None
+    found = []
+    for run, parameters, asked in described:
+        origin = dict.fromkeys(parameters, f"{path}: {run}") | dict.fromkeys(overrides, "--set")
+        found.append(Point(run, absolute(parameters | overrides), origin, asked))
+    return content, found
 
 
 def jobs_of(configs: dict[str, StageConfig], known: dict) -> dict[str, Job]:
@@ -192,10 +222,15 @@ def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str,
 
 
 def session_jobs(plan: Plan) -> list[dict[str, Any]]:
-    """The jobs of one session as `fedmem.execute` and the Snakefile read them; the report comes last."""
+    """The jobs of one session as `fedmem.execute` and the Snakefile read them; the report comes last.
+
+    Each states its resources: what the study's files ask for, the rest by `fedmem.estimates`.
+    """
     names = {job.id for job in plan.to_do}
+    asked, past = estimates.asked(plan.study), estimates.Past()
     entries = [
         _entry(job.id, job.stage, job.folder, job.parameters(), [job.parent.id] if job.parent else [])
+        | {"resources": estimates.resources(job, asked.get(job.id), past)}
         for job in plan.to_do
     ]
     for entry in entries:
@@ -225,4 +260,4 @@ def write_description(study: Study) -> None:
     """Writes `study.json`, which the report reads, into the study's folder."""
     study.folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(study.describe(), indent=1, ensure_ascii=False)
-    (study.folder / "study.json").write_text(text + "\n", encoding="utf-8")
+    (study.folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")

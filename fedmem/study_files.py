@@ -173,7 +173,7 @@ def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[st
         if alias is not None:
             merged["model"] = alias["model"] if isinstance(alias, dict) else alias
         words = [_word(k, v) for k, v in point.items()] + [name] * bool(name)
-        yield Point("-".join(words) or path.stem, _absolute(merged), origin, resources)
+        yield Point("-".join(words) or path.stem, absolute(merged), origin, resources)
 
 
 def _last(layers: list[tuple[Any, dict[str, Any]]], name: str) -> str | None:
@@ -182,7 +182,7 @@ def _last(layers: list[tuple[Any, dict[str, Any]]], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+def absolute(values: dict[str, Any]) -> dict[str, Any]:
     """Paths as seen from here made absolute: notebooks run in a folder of their own."""
     return values | {name: _absolute_path(values[name]) for name in PATHS & values.keys()}
 

@@ -240,6 +240,52 @@ def test_a_damaged_stage_is_to_do_again(params):
         runs.find("partition")
 
 
+def test_a_study_in_results_is_enough_to_redo_it(params, tmp_path):
+    (tmp_path / "texts.jsonl").write_text("{}\n")
+    path = params(
+        f"title: Is it?\nbase: small\nparameters: {{corpus: file, corpus_path: {tmp_path / 'texts.jsonl'}}}\n"
+        "grid: {algorithm: [fedavg, none]}\nresources: {train: {mem_mb: 7}}\n"
+    )
+    loaded = study.load(path)
+    study.write_description(loaded)
+    path.unlink()
+    for where in (loaded.folder, loaded.folder / "study.json"):
+        again = study.load(where)
+        assert (again.name, again.title) == ("s", "Is it?")
+        assert again.runs == loaded.runs
+        assert again.describe() == loaded.describe()
+    # elsewhere, under another name, with a file that lies elsewhere: by its content it is the same
+    moved = tmp_path / "moved.jsonl"
+    (tmp_path / "texts.jsonl").rename(moved)
+    with pytest.raises(ConfigError, match="corpus_path: there is no file"):
+        study.load(loaded.folder)
+    again = study.load(loaded.folder, overrides={"corpus_path": str(moved)}, name="again")
+    assert again.folder.name == "again"
+    assert again.jobs.keys() == loaded.jobs.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[", "is no description of a study"),
+        ("{}", "is no description of a study"),
+        ('{"runs": [{"name": "a", "parameters": {"rouds": 1}}]}', "study.json: a: unknown parameter 'rouds'"),
+        (None, "there is no such file"),
+    ],
+)
+def test_a_description_that_is_none_is_refused(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "study.json").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        study.load(tmp_path)
+
+
+def test_a_described_study_takes_no_base(params):
+    study.write_description(loaded := study.load(params("base: small\n")))
+    with pytest.raises(ConfigError, match="--base: got 'other'"):
+        study.load(loaded.folder, base="other")
+
+
 def finish(job, parent=None):
     """Publishes an empty stage where a job's stage belongs."""
     return runs.begin(job.config, parent).publish()
