@@ -114,10 +114,12 @@ def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
 
     What follows from another parameter (the round that "last" means) does not count as a difference of its own.
     """
-    told = _told(parameters)
+    texts = told(parameters)
+    names, values = list(texts), texts.to_numpy(object)
     found = []
-    for one, other in itertools.combinations(told.index, 2):
-        differing = [name for name in told if told.at[one, name] != told.at[other, name]]
+    for i, j in itertools.combinations(range(len(texts)), 2):
+        one, other = texts.index[i], texts.index[j]
+        differing = [names[place] for place in np.flatnonzero(values[i] != values[j])]
         if len(differing) > 1:
             differing = [name for name in differing if name != "checkpoint_round"]
         if len(differing) == 1 and differing != [SEED]:
@@ -130,10 +132,10 @@ def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
 
     It has the same partition, prefixes, decoding and detector; what training needs may differ.
     """
-    told = _told(parameters)
-    same = [name for name in told if OWNER.get(name) != "train" and name != "checkpoint_round"]
-    for other in told.index[parameters["algorithm"] == algorithm]:
-        if other != run and (told.loc[other, same] == told.loc[run, same]).all():
+    texts = told(parameters)
+    same = [name for name in texts if OWNER.get(name) != "train" and name != "checkpoint_round"]
+    for other in texts.index[parameters["algorithm"] == algorithm]:
+        if other != run and (texts.loc[other, same] == texts.loc[run, same]).all():
             return other
     return None
 
@@ -158,13 +160,16 @@ def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) 
     """The summary's rows with `setting`, their run's value of one parameter, and `line`, its values of the others.
 
     summary: `metrics.summary` with a column run. Runs that differ in the parameter alone share a line; it is named by
-    the other parameters that vary at all.
+    the other parameters that vary among the lines. Runs that share theirs with no other are left out.
     """
-    told = _told(parameters).drop(columns=[parameter, "checkpoint_round"], errors="ignore")
-    others = [name for name in told if told[name].nunique() > 1]
-    lines = told[others].agg(", ".join, axis=1) if others else pd.Series("", index=told.index)
-    table = summary.assign(setting=summary["run"].map(parameters[parameter]), line=summary["run"].map(lines))
-    return table.dropna(subset=["setting"]).reset_index(drop=True)
+    texts = told(parameters).drop(columns=[parameter, "checkpoint_round"], errors="ignore")
+    settings = told(parameters)[parameter].groupby([texts[name] for name in texts], sort=False).transform("nunique")
+    texts = texts[(settings > 1) & parameters[parameter].notna()]
+    others = [name for name in texts if texts[name].nunique() > 1]
+    lines = texts[others].agg(", ".join, axis=1) if others else pd.Series("", index=texts.index)
+    table = summary[summary["run"].isin(texts.index)]
+    table = table.assign(setting=table["run"].map(parameters[parameter]), line=table["run"].map(lines))
+    return table.reset_index(drop=True)
 
 
 def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
@@ -173,8 +178,8 @@ def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
     values: run, metric, counting, value. Columns: run (the first of its seeds), seeds, metric, counting, mean, sd (with
     n − 1), lowest, highest. No rows where every run has one seed.
     """
-    told = _told(parameters).drop(columns=SEED, errors="ignore")
-    alike = told.groupby(list(told), sort=False).ngroup()
+    texts = told(parameters).drop(columns=SEED, errors="ignore")
+    alike = texts.groupby(list(texts), sort=False).ngroup()
     first = {run: alike.index[alike == group][0] for run, group in alike.items()}
     table = values.assign(run=values["run"].map(first)).groupby(["run", "metric", "counting"], sort=False)["value"]
     table = table.agg(seeds="size", mean="mean", sd="std", lowest="min", highest="max").reset_index()
@@ -197,8 +202,8 @@ def perplexity_gap(curves: pd.DataFrame, round_: int) -> float:
     return float(np.exp(losses[0]) - np.exp(losses[1]))
 
 
-def _told(parameters: pd.DataFrame) -> pd.DataFrame:
-    """Parameters as text, so that null equals null; those that change nothing are left out."""
+def told(parameters: pd.DataFrame) -> pd.DataFrame:
+    """Parameters (a row a run) as text, so that null equals null; those that change nothing are left out."""
     names = [name for name in parameters if name not in _IDLE and not name.startswith("seconds_") and name != "state"]
     return parameters[names].map(lambda value: "null" if value is None or value != value else str(value))
 

@@ -133,8 +133,15 @@ def test_runs_that_differ_in_one_parameter_share_a_line(parameters):
     table = comparisons.by_setting(summary, parameters, "algorithm").set_index("run")
     assert table.loc[["fedavg", "prox", "none"], "setting"].tolist() == ["fedavg", "fedprox", "none"]
     assert table.loc["fedavg", "line"] == table.loc["prox", "line"] == table.loc["none", "line"]
-    assert len({table.loc[name, "line"] for name in ("fedavg", "fedavg-1", "long", "qa-prox")}) == 4
-    assert "qa" in table.loc["qa-prox", "line"].split(", ")
+    assert set(table.index) == {"fedavg", "prox", "none"}  # the others share theirs with none
+    by_task = comparisons.by_setting(summary, parameters, "task").set_index("run")
+    assert by_task["setting"].to_dict() == {"prox": "dialog", "qa-prox": "qa"}
+    assert set(by_task["line"]) == {""}  # nothing else varies among them
+    longer = parameters.assign(
+        prefix_tokens=[30, 30, 100, 100, 30, 30], algorithm="fedavg", train_seed=[0, 1, 0, 1, 5, 6]
+    )
+    lines = comparisons.by_setting(summary, longer.assign(task="qa"), "prefix_tokens").set_index("run")["line"]
+    assert lines.to_dict() == {"fedavg": "0", "prox": "0", "fedavg-1": "1", "long": "1"}
 
 
 def test_perplexity_gap_by_hand():
