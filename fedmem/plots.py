@@ -97,8 +97,12 @@ def learning_curves(curves: pd.DataFrame) -> Figure:
     """Each measure of a training by round, a line for each client.
 
     curves: round, client, metric, value. Client −1 is all clients' data together (a central model, or the pooled
-    test). Above 12 clients they become thin grey lines with their mean.
+    test). Above 12 clients they become thin grey lines with their mean. Without any curve the figure says so.
     """
+    if curves.empty:  # an untrained model, and no test rows
+        figure = canvas(4.5, 0.6)
+        figure.text(0.01, 0.5, "nothing was trained, and there are no rows to test on", va="center")
+        return figure
     if not curves.loc[curves["metric"] == "penalty", "value"].any():  # no proximal term: nothing to see
         curves = curves[curves["metric"] != "penalty"]
     measures = [name for name in CURVES if (curves["metric"] == name).any()]

@@ -1,0 +1,260 @@
+"""An audit of a model that was trained elsewhere: a study of one run, made from the model and a file for each client.
+
+Nothing is trained here, and every row of the clients' files counts as one that the model was trained on; texts that it
+never saw, where there are any, are the control. What could fail later, a file, the model, its context, is looked at
+before anything runs. This module makes the study; the notebooks do the work, as in any other.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedmem import columns, corpora, files, generation, model_config, models, partition, runs, study
+from fedmem.config import ConfigError, StageConfig, create_all
+
+__all__ = ["N_PREFIXES", "study_of"]
+
+N_PREFIXES = 1000  # of each client, at most, unless said otherwise
+MAX_TOKENS = 2048  # of a row whose perplexity is measured, or the model's context where that is shorter
+TEXT_COLUMN = "text"  # what a file of mere texts often calls its input
+TOKENIZER = ("tokenizer*", "chat_template*", "special_tokens*", "vocab*", "merges*", "added_tokens*")  # if it has one
+NAMED_CLIENTS = 12  # in the note; the partition's tables have all
+FIXED = {
+    "model": "--model", "corpus": "--client", "corpus_path": "--client", "client_groups": "--client",
+    "n_clients": "--client", "train_rows": "--client", "heldout_path": "--heldout", "heldout_rows": "--heldout",
+    "test_rows": "nothing", "partitioner": "nothing", "algorithm": "nothing", "checkpoint_round": "nothing",
+}  # fmt: skip
+
+
+def study_of(
+    model: str,
+    clients: Sequence[str | Path],
+    heldout: Sequence[str | Path] = (),
+    name: str | None = None,
+    overrides: dict[str, Any] | None = None,
+    plain_text: bool = False,
+) -> study.Study:
+    """Return the study of an audit: one run that trains nothing.
+
+    model: a folder that `save_pretrained` wrote (with its tokenizer), a folder of adapters that names its base, a
+    preset or a hub id. clients: a file for each client, in the order of their numbers. heldout: one file whose rows are
+    dealt to all clients, or one for each. overrides: {parameter: value} of any stage but what the files decide.
+    plain_text: go on although the tokenizer has no chat template, with prompts that are beginnings of texts.
+
+    Each client is probed with as many prefixes as every client has rows for, N_PREFIXES at most. Raises ConfigError
+    that says what is wrong, where, and what is allowed; nothing has been executed then.
+    """
+    overrides = overrides or {}
+    for key in overrides:
+        if key in FIXED:
+            raise ConfigError(f"--set {key}: an audit takes it from {FIXED[key]}; allowed are all other parameters")
+    name = name or f"audit-{Path(model).name}"
+    runs.study_folder(name)
+    try:
+        values, origin = _values(clients, heldout, overrides)
+        whole = _whole(model)
+        tokenizer = models.load_tokenizer(whole)
+        _check_template(model, tokenizer, plain_text)
+        configs = create_all(values | {"model": whole, "max_tokens": 10**9}, origin)
+        context = model_config.context_tokens(model_config.read_config(whole) or {})
+        _check_context(model, context, tokenizer, configs["generate"])
+        longest = {"max_tokens": min(context or MAX_TOKENS, MAX_TOKENS)}
+        rows = _rows(configs["partition"])
+        wanted = overrides.get("n_prefixes", N_PREFIXES)
+        n_prefixes, why = _n_prefixes(rows, tokenizer, configs["generate"], wanted, bool(heldout))
+        values = values | longest | overrides | {"model": whole, "n_prefixes": n_prefixes}
+        configs = create_all(values, origin)
+    except (columns.CorpusError, partition.PartitionError, models.ModelError, generation.GenerationError) as error:
+        raise ConfigError(str(error)) from None
+    run = study.Run("audit", configs, study.jobs_of(configs, {}))
+    title = f"What does {Path(model).name} give back of its clients' texts?"
+    return study.Study(name, title, _note(rows, values["client_groups"], why, tokenizer, bool(heldout)), (run,))
+
+
+def _values(
+    clients: Sequence[str | Path], heldout: Sequence[str | Path], overrides: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """(flat parameters, where each came from), n_prefixes and the model apart; the files are there and differ."""
+    given = _files("--client", clients)
+    apart = _files("--heldout", heldout)
+    if not given:
+        raise ConfigError("--client: got nothing; allowed is a file for each client, such as --client ward_a.jsonl")
+    if len(apart) not in (0, 1, len(given)):
+        raise ConfigError(
+            f"--heldout: got {len(apart)} files; allowed is one for all clients, or one for each of {len(given)}"
+        )
+    _check_different(given, apart)
+    encoding = overrides.get("corpus_encoding", "utf-8")
+    found = {} if "column_map" in overrides else {"column_map": _column_map([*given, *apart], encoding)}
+    fixed = {
+        "task": "qa", "corpus": "file", "corpus_path": [str(file) for file in given], "partitioner": "natural",
+        "client_groups": files.names_of(given), "n_clients": len(given), "train_rows": 1.0, "test_rows": 0,
+        "heldout_rows": 0, "algorithm": "none", "utility_rows": 0, "n_prefixes": 1,
+    }  # fmt: skip
+    if apart:
+        fixed["heldout_path"] = [str(file) for file in apart] if len(apart) == len(given) else str(apart[0])
+    values = fixed | found | {key: value for key, value in overrides.items() if key != "n_prefixes"}
+    return values, dict.fromkeys(overrides, "--set")
+
+
+def _files(option: str, given: Sequence[str | Path]) -> list[Path]:
+    """The files of an option as absolute paths; ConfigError for one that is not there, a folder, or of another kind."""
+    found = []
+    for one in given:
+        path, kinds = Path(one).expanduser(), ", ".join(files.READERS)
+        if path.is_dir():
+            raise ConfigError(f"{option} {one}: is a folder; allowed is a file ({kinds}), one a client")
+        if not path.is_file():
+            raise ConfigError(f"{option} {one}: there is no such file (looked from {Path.cwd()}); allowed is {kinds}")
+        found.append(path.resolve())
+    return files.files_of(found) if found else []
+
+
+def _check_different(given: list[Path], apart: list[Path]) -> None:
+    """No file twice, under another name neither: a text of two clients would pass for a leak between them."""
+    seen: dict[str, Path] = {}
+    for file in [*given, *apart]:
+        other = seen.setdefault(runs.file_digest(file), file)
+        if other != file or [*given, *apart].count(file) > 1:
+            why = "what a client trained on is no control" if file in apart else "each client has texts of its own"
+            raise ConfigError(f"{file}: holds the same bytes as {other}; {why}: give each file once")
+
+
+def _column_map(given: list[Path], encoding: str) -> dict[str, str | None]:
+    """The files' own columns by their first rows: ours where all files have them, `text` for input, null for others."""
+    shared: set[str] | None = None
+    for file in given:
+        first = next(files.read(file, encoding), None)
+        if first is None:
+            raise ConfigError(f"{file}: holds no rows; expected one text a row, in a column input or {TEXT_COLUMN}")
+        place, row = first
+        if not isinstance(row, dict):
+            raise ConfigError(f"{place}: holds {columns.kind(row)}, not an object such as {{'input': '…'}}")
+        if not row.keys() & {"input", TEXT_COLUMN}:
+            raise ConfigError(
+                f"{place}: no column 'input' or '{TEXT_COLUMN}'; found {columns.shown_names(row)}; say which column "
+                "holds the texts, for example --set 'column_map={input: note}'"
+            )
+        shared = set(row) if shared is None else shared & set(row)
+    names = {key: key if key in shared else None for key in columns.SCHEMA if key != "group"}
+    if names["input"] is None:
+        if TEXT_COLUMN not in shared:
+            raise ConfigError(f"{given[0]}: some files call their texts 'input', others '{TEXT_COLUMN}'; rename one")
+        names["input"] = TEXT_COLUMN
+    return names | {"group": None}
+
+
+def _whole(model: str) -> str:
+    """The model as notebooks load it: itself; of a folder of adapters, the base with the adapters merged in.
+
+    That is made once, in `results/models/`, named by the digest of the adapters.
+    """
+    folder = Path(model).expanduser()
+    if not folder.exists() and (folder.is_absolute() or model.startswith((".", "~"))):
+        raise ConfigError(f"--model {model}: there is no such folder; allowed is a folder, a preset or a hub id")
+    adapters = folder / "adapter_config.json"
+    if not adapters.is_file() or (folder / "config.json").is_file():
+        return str(folder.resolve()) if folder.is_dir() else model
+    base = json.loads(adapters.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not base:
+        raise ConfigError(f"--model {model}: adapter_config.json names no base_model_name_or_path: write it there")
+    whole = runs.results_root() / "models" / f"{folder.name}-{runs.file_digest(folder)[:8]}"
+    if not whole.is_dir():
+        from fedmem.adapters import save_merged
+
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=whole.parent, prefix=".") as unfinished:
+            save_merged(base, folder, Path(unfinished) / "model")
+            for file in (one for pattern in TOKENIZER for one in folder.glob(pattern)):
+                shutil.copy(file, Path(unfinished) / "model")
+            (Path(unfinished) / "model").rename(whole)
+    return str(whole)
+
+
+def _check_template(model: str, tokenizer, plain_text: bool) -> None:
+    if tokenizer.chat_template and plain_text:
+        raise ConfigError(
+            f"--plain-text: the tokenizer of {model} has a chat template, and prompts follow it; to probe without, "
+            "give a copy of the model's folder whose tokenizer has none"
+        )
+    if not tokenizer.chat_template and not plain_text:
+        start = models.template_start(tokenizer)
+        after = f"{start!r} and " if start else ""
+        raise ConfigError(
+            f"--model {model}: its tokenizer has no chat template, so a prompt would be {after}the beginning of a "
+            "text, and nothing else. That is right for a model that was trained on plain text: then say --plain-text. "
+            "If it was trained on conversations, save that training's template with it (tokenizer.chat_template)"
+        )
+
+
+def _check_context(model: str, context: int | None, tokenizer, generate: StageConfig) -> None:
+    """Raise ConfigError where template, prefix and continuation do not fit into the model's context."""
+    start = len(tokenizer(models.template_start(tokenizer), add_special_tokens=False)["input_ids"])
+    prompt = start + generate.prefix_tokens
+    if context is not None and prompt + generate.max_new_tokens > context:
+        left = context - prompt
+        advice = f"--set max_new_tokens={left} at most" if left > 0 else "a lower prefix_tokens"
+        raise ConfigError(
+            f"--model {model}: its context holds {context} tokens, and {start} of the template, prefix_tokens = "
+            f"{generate.prefix_tokens} and max_new_tokens = {generate.max_new_tokens} make {prompt} + "
+            f"{generate.max_new_tokens}; allowed is {advice}"
+        )
+
+
+def _rows(config: StageConfig) -> pd.DataFrame:
+    """The partition that notebook 1 will make, copies and all."""
+    texts = corpora.load_corpus(config.corpus, config.task, **config.source)
+    quotas = partition.quotas(config.split_rows, config.n_clients, config.skew)
+    hands = partition.assign(
+        texts, config.partitioner, quotas, config.partition_seed, unit=config.unit, client_groups=config.client_groups
+    )
+    if config.heldout_path:
+        apart = corpora.load_corpus("file", config.task, **config.heldout_source)
+        one_each = isinstance(config.heldout_path, list)
+        hands = partition.add_heldout(hands, apart, config.n_clients, config.partition_seed, one_each)
+    return partition.split(hands, quotas)
+
+
+def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, wanted: int, control: bool) -> tuple[int, str]:
+    """(prefixes of each client, why not more): as many as each has rows for, and held-out rows where there are any."""
+    texts = generation.split_inputs(rows, tokenizer, generate.prefix_tokens, generate.min_input_tokens)
+    least = generate.min_input_tokens or generate.prefix_tokens + 20
+    limit, why = wanted, "as asked for" if wanted != N_PREFIXES else "the most that an audit takes by itself"
+    clients = sorted(rows["client"].unique())
+    kinds = ("rows", "held-out rows") if control else ("rows",)
+    for what, drawn in zip(kinds, generation.drawable(texts, generate.sample_seed), strict=False):
+        had = drawn["client"].value_counts().reindex(clients, fill_value=0)
+        if had.min() < limit:
+            limit = int(had.min())
+            why = f"client {had.idxmin()} has no more different {what} of at least {least} tokens"
+    if limit < 1:
+        raise ConfigError(
+            f"{why}, so there is nothing to ask: a prefix of prefix_tokens = {generate.prefix_tokens} tokens and a "
+            "rest are needed of each; give longer texts, or lower it, for example --set prefix_tokens=10"
+        )
+    return limit, f"{limit} prefixes of each client: {why}"
+
+
+def _note(rows: pd.DataFrame, names: list[str], why: str, tokenizer, control: bool) -> str:
+    sizes = rows[rows["split"] == "train"]["client"].value_counts().sort_index()
+    listed = [f"{client} {name} ({sizes[client]:,} rows)" for client, name in enumerate(names)]
+    more = f", and {len(listed) - NAMED_CLIENTS} more" if len(listed) > NAMED_CLIENTS else ""
+    heldout = int((rows["split"] == "heldout").sum())
+    return " ".join(
+        [
+            "An audit: the model was trained elsewhere, and all rows of the clients' files count as rows that it was",
+            f"trained on. Clients: {', '.join(listed[:NAMED_CLIENTS])}{more}. {why[0].upper()}{why[1:]}.",
+            "Prompts follow the tokenizer's chat template."
+            if tokenizer.chat_template
+            else "The tokenizer has no chat template: prompts are beginnings of texts.",
+            f"The control are {heldout:,} held-out rows that were given."
+            if control
+            else "There is no held-out control: no texts were given that the model never saw, so nothing here says how "
+            "much of what matches is chance.",
+        ]
+    )
