@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # before a test module imports Flower ahead of fedmem
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
