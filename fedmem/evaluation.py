@@ -20,6 +20,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from fedmem import models
 from fedmem.decoding import Decoding
+from fedmem.model_config import context_tokens
 from fedmem.training import calm, evaluate_loss
 from fedmem.utility import UTILITY
 from fedmem.writing import Written, write
@@ -111,7 +112,7 @@ _ROUGE = RougeScorer(["rougeL"], use_stemmer=True)
 def _utility(model, tokenizer, rows, usable, config, task: str, clients: Sequence[int]) -> list[tuple]:
     """The lines of every client's test rows; all clients' prompts are answered in the same batches."""
     labels = {label(output) for output in rows.loc[rows["split"] == "train", "output"]}
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_tokens(model.config)
     most = config.max_tokens if context is None else min(config.max_tokens, context - config.utility_tokens)
     answerable = usable[usable["output"].str.strip() != ""]
     asked = [_first(_of(answerable, client, "test"), config.utility_rows) for client in clients]
