@@ -21,9 +21,20 @@ from transformers.pytorch_utils import Conv1D
 from fedmem import models
 from fedmem.models import ModelError
 
-__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "add_adapters", "merge", "put_on", "save", "save_merged"]
+__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "add_adapters", "load_trainable", "merge", "put_on", "save", "save_merged"]
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+
+def load_trainable(config):
+    """The model that a TrainConfig trains, and its tokenizer: whole, or frozen under new adapters.
+
+    config: model, device, finetuning, precision, and what `add_adapters` reads. Raises ModelError.
+    """
+    if config.finetuning == "full":
+        return models.load(config.model, config.device)
+    model, tokenizer = models.load(config.model, config.device, precision=config.precision)
+    return add_adapters(model, config), tokenizer
 
 
 def add_adapters(model, config) -> PeftModel:

@@ -112,6 +112,15 @@ def test_the_merged_model_loads_anywhere_with_its_tokenizer_and_a_tied_head(fold
         adapters.save_merged(str(folder), tmp_path / "adapter", tmp_path / "merged")
 
 
+def test_what_a_configuration_trains(qwen2_folder):
+    whole, tokenizer = adapters.load_trainable(settings(qwen2_folder, finetuning="full", precision="bf16"))
+    assert {p.dtype for p in trained(whole).values()} == {torch.float32}
+    assert tokenizer.chat_template == TOKENIZER.chat_template
+    half, _ = adapters.load_trainable(settings(qwen2_folder, precision="bf16"))
+    assert trained(half).keys() == trained(adapted(qwen2_folder)).keys()
+    assert {p.dtype for p in half.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
 def test_the_start_depends_on_the_seed_alone(qwen2_folder):
     first = trained(adapted(qwen2_folder))
     torch.rand(7)

@@ -205,6 +205,9 @@ def test_the_schedule_is_that_of_the_whole_run():
     assert course(schedule="linear", warmup_share=0.2) == pytest.approx(  # ⌈1.6⌉ = 2 steps rise, 6 fall
         [0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6], abs=1e-6
     )
+    assert learning_rate(3, 30, settings(learning_rate=1.0, warmup_share=0.1)) == 1.0
+    assert learning_rate(2, 30, settings(learning_rate=1.0, warmup_share=0.1, schedule="linear")) == 1.0
+    assert learning_rate(1, 30, settings(learning_rate=1.0, warmup_share=0.1)) == pytest.approx(2 / 3)
     half_wave = [(1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
     assert course(schedule="cosine") == pytest.approx(half_wave, abs=1e-6)
 
