@@ -9,7 +9,7 @@ from fedmem import runs
 from fedmem.commands import audit, elasticsearch, parameters, plan, reports, run, split, status
 from fedmem.config import ConfigError
 
-COMMANDS = (run, audit, plan, status, parameters, reports, split, elasticsearch)  # modules with `add_commands(commands)`
+COMMANDS = (run, audit, plan, status, parameters, reports, split, elasticsearch)  # each has `add_commands(commands)`
 
 
 def main(arguments: list[str] | None = None) -> int:
