@@ -6,20 +6,28 @@ without error and a new manifest lies in its folder; whatever else the notebook'
 """
 
 import argparse
+import contextlib
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+from fedmem.gpus import hold
 from fedmem.pages import to_html
 from fedmem.runs import MANIFEST, StageError, notebook_file, open_stage
+
+START_SECONDS = 300  # for a kernel to answer, on a machine that is busy
 
 
 class NotebookError(RuntimeError):
     """A notebook that did not run to its end, or did not publish its stage."""
+
+
+class KernelDied(NotebookError):
+    """A notebook whose kernel was ended from outside, or never began: another attempt may do."""
 
 
 def json_safe(value: Any) -> Any:
@@ -35,19 +43,23 @@ def json_safe(value: Any) -> Any:
 
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
     """Executes a notebook with this interpreter's kernel; NotebookError names the error or the cell that never ran."""
+    sys.modules.setdefault("rfc3987_syntax", None)  # jsonschema's check of IRIs: seconds to import, no use here
     import nbformat
     import papermill
     from nbclient.exceptions import DeadKernelError
 
+    parameters = json_safe(parameters)
     try:
         papermill.execute_notebook(
-            str(notebook), str(output), parameters=json_safe(parameters), kernel_name="python3",
-            progress_bar=False, log_output=False, cwd=str(notebook.parent),
+            str(notebook), str(output), parameters=parameters, kernel_name="python3",
+            progress_bar=False, log_output=False, cwd=str(notebook.parent), start_timeout=START_SECONDS,
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         raise NotebookError(f"{error.ename}: {error.evalue}") from None
     except DeadKernelError as error:
-        raise NotebookError(f"the kernel died: {error}") from None
+        raise KernelDied(f"the kernel died: {error}") from None
+    except RuntimeError as error:  # as nbclient says that a kernel did not start
+        raise KernelDied(f"the kernel did not start: {error}") from None
     for number, cell in enumerate(nbformat.read(output, as_version=4).cells):
         if cell.cell_type != "code" or not cell.source.strip():
             continue
@@ -73,12 +85,31 @@ def run_job(job: dict[str, Any]) -> None:
         open_stage(folder)
     except (NotebookError, StageError) as error:
         _keep_failed(folder, copy, str(error))
-        raise NotebookError(f"{job['stage']} failed: {error}\n  executed copy: {failed_copy(folder)}") from None
+        kind = KernelDied if isinstance(error, KernelDied) else NotebookError
+        raise kind(f"{job['stage']} failed: {error}\n  executed copy: {failed_copy(folder)}") from None
+    _put_copy(job, copy)
+
+
+def _put_copy(job: dict[str, Any], copy: Path) -> None:
+    """Puts a finished stage's executed copy and page into its folder, each whole or not at all."""
+    folder = Path(job["folder"])
     page = "report.html" if job["stage"] == "studies" else "notebook.html"  # a report is read without its code
-    (folder / page).write_text(to_html(copy, show_code=page != "report.html"), encoding="utf-8")
-    shutil.move(copy, folder / "notebook.ipynb")
+    made = copy.with_suffix(".html")
+    made.write_text(to_html(copy, show_code=page != "report.html"), encoding="utf-8")
+    made.rename(folder / page)
+    copy.rename(folder / "notebook.ipynb")
     for leftover in folder.parent.glob(f"{folder.name}.failed.*"):
         leftover.unlink()
+
+
+def put_copies(session: Path) -> None:
+    """Does for a session that was killed what it did not come to: a stage was published, its copy still lies here."""
+    for copy in session.glob("*.ipynb"):
+        jobs = json.loads((session / "jobs.json").read_text(encoding="utf-8"))
+        for job in jobs:
+            started, manifest = session / f"{job['id']}.started", Path(job["folder"], MANIFEST)
+            if copy.stem == job["id"] and manifest.is_file() and manifest.stat().st_mtime > started.stat().st_mtime:
+                _put_copy(job, copy)
 
 
 def failed_copy(folder: Path) -> Path:
@@ -96,30 +127,51 @@ def _keep_failed(folder: Path, copy: Path, error: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if copy.is_file():
         failed_copy(folder).with_suffix(".html").write_text(to_html(copy), encoding="utf-8")
-        shutil.move(copy, failed_copy(folder))
+        copy.rename(failed_copy(folder))
     failed_copy(folder).with_suffix(".json").write_text(json.dumps({"error": error}) + "\n", encoding="utf-8")
 
 
 def main() -> int:
-    """Runs one job; marks in the session folder that it began and that it failed, for the front's progress."""
+    """Runs one job; marks in the session folder that it began and how it failed, for the front."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("jobs", type=Path, help="jobs.json of a session")
     parser.add_argument("name", help="id of the job to run")
+    parser.add_argument("--runner", type=int, help="process that this one shall not outlive")
     arguments = parser.parse_args()
     job = next(j for j in json.loads(arguments.jobs.read_text(encoding="utf-8")) if j["id"] == arguments.name)
-    os.environ |= job["environment"] | {
-        "FEDMEM_PYTHON": sys.executable,
-        "JUPYTER_PREFER_ENV_PATH": "1",
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-    }
-    Path(f"{job['id']}.started").touch()
-    try:
-        run_job(job)
-    except NotebookError as error:
-        Path(f"{job['id']}.failed").write_text(str(error), encoding="utf-8")
-        print(error, file=sys.stderr)
+    started, failed, died = (Path(f"{job['id']}.{state}") for state in ("started", "failed", "died"))
+    if failed.exists():  # tried again by Snakemake's retries, which are for jobs that died
         return 1
+    if arguments.runner:
+        Thread(target=_end_with, args=(arguments.runner,), daemon=True).start()
+    died.unlink(missing_ok=True)
+    with contextlib.ExitStack() as held:
+        environment = job["environment"] | {
+            "FEDMEM_PYTHON": sys.executable,
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        }
+        if job.get("gpus"):
+            environment["CUDA_VISIBLE_DEVICES"] = held.enter_context(hold(job["gpus"]))
+        os.environ |= environment
+        started.touch()
+        try:
+            run_job(job)
+        except (NotebookError, OSError) as error:
+            (died if isinstance(error, KernelDied) else failed).write_text(str(error), encoding="utf-8")
+            print(error, file=sys.stderr)
+            return 1
     return 0
+
+
+def _end_with(runner: int) -> None:
+    """Ends this process, and so its kernel, as soon as the runner is gone."""
+    while True:
+        try:
+            os.kill(runner, 0)
+        except ProcessLookupError:
+            os._exit(1)
+        time.sleep(1)
 
 
 if __name__ == "__main__":

@@ -189,6 +189,28 @@ def test_cores_and_order_change_no_byte(tiny, tmp_path):
     assert len(again) > 15
 
 
+def test_jobs_submitted_to_a_cluster_change_no_byte(tiny, tmp_path):
+    """Through Snakemake's executor for any batch system; a submitted job inherits nothing of this environment."""
+    study, results = tiny
+    submit = tmp_path / "submit"
+    submit.write_text(
+        '#!/bin/sh\nenv -i HOME="$HOME" PATH="$PATH" setsid sh "$1" > "$1.log" 2>&1 < /dev/null &\necho $!\n'
+    )
+    submit.chmod(0o755)
+    profile = {
+        "executor": "cluster-generic", "cluster-generic-submit-cmd": str(submit), "jobs": 2, "latency-wait": 20,
+    }  # fmt: skip
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "config.yaml").write_text(yaml.safe_dump(profile))
+    given = ("--set", "algorithm=none", "--profile", tmp_path / "profile")
+    done = fedmem("run", study, *given, results=tmp_path / "results")
+    assert done.returncode == 0, done.stdout + done.stderr
+    submitted, here = digests(tmp_path / "results"), digests(results)
+    stages = {name for name in submitted if not name.startswith("studies/")}
+    assert {name.split("/")[0] for name in stages} == set(TABLES)
+    assert {name: submitted[name] for name in stages} == {name: here[name] for name in stages}
+
+
 # --- a visible call is what runs ------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ def add_commands(commands) -> None:
     """Adds the two commands to the parser's."""
     text = "rebuild a study's report from its finished analyses: notebook 6 and its page"
     sub = commands.add_parser("report", help=text, description=text)
-    sub.set_defaults(command=rebuild_report, cores=1, snakemake=[])
+    sub.set_defaults(command=rebuild_report, cores=1, retries=None, profile=None)
     sub.add_argument("study", help="name of a study in results/studies")
     text = "copy what may be shared of a study: pages, tables of figures, figures, manifests; no text, ids or weights"
     sub = commands.add_parser("export", help=text, description=text)
@@ -28,7 +28,7 @@ def rebuild_report(options: argparse.Namespace) -> int:
     if not analyses:
         raise runs.StageError(f"{description['name']}: none of its runs is finished, so there is nothing to report")
     name = description["name"]
-    with only_runner() as lock:
+    with only_runner(name) as lock:
         code = session([study.report_of(name)], options, lock)
     return code or print_result(name)
 

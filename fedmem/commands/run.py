@@ -1,7 +1,6 @@
 """`fedmem run`, and what every command needs that takes a study's YAML file."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,7 @@ SHOWN_FIGURES = ("mr_intra", "mr_inter", "mr_total", "control_total")  # of runs
 def add_commands(commands) -> None:
     """Adds the command to the parser's."""
     sub = study_command(commands, "run", run, "execute what a study still needs, then its report")
-    sub.add_argument("--cores", type=cores, default=os.cpu_count() or 1, help="stages at once")
-    sub.epilog = "What follows -- goes to Snakemake."
+    run_options(sub)
 
 
 def study_command(commands, name: str, command: Callable, text: str) -> argparse.ArgumentParser:
@@ -34,11 +32,24 @@ def study_command(commands, name: str, command: Callable, text: str) -> argparse
     return sub
 
 
-def cores(text: str) -> int:
-    """A whole number ≥ 1 from the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed is a whole number ≥ 1")
-    return int(text)
+def run_options(sub: argparse.ArgumentParser) -> None:
+    """Adds the options that `execute` reads."""
+    sub.add_argument("--cores", type=whole_number(1), help="stages at once (default: as many as there are processors)")
+    sub.add_argument("--retries", type=whole_number(0), help="more attempts at a stage that died (default: 0)")
+    sub.add_argument("--profile", help="a folder with Snakemake's config.yaml, such as params/profiles/slurm")
+    sub.add_argument("--wait", action="store_true", help="wait until another run on the same results has ended")
+    sub.epilog = "What follows -- goes to Snakemake."
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Reads a whole number ≥ least from the command line."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"got {text!r}; allowed is a whole number ≥ {least}")
+        return int(text)
+
+    return read
 
 
 def load_plan(options: argparse.Namespace) -> study.Plan:
@@ -67,18 +78,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def execute(plan: study.Plan, options: argparse.Namespace) -> int:
-    """`run` for a plan that is made already; options: cores, snakemake."""
+    """`run` for a plan that is made already; options: those of `run_options`, and snakemake, what follows `--`."""
     if not plan.report_to_do:
-        print(f"{plan.study.name}: nothing to do, all {len(plan.states)} stages are finished")
-        return print_result(plan.study.name)
+        return _nothing_to_do(plan)
     _check_server_is_named(plan)
-    with only_runner() as lock:
+    with only_runner(plan.study.name, options.wait) as lock:
+        if options.wait:
+            plan = study.plan(plan.study, plan.keep_stale)  # whom we waited for may have done some of it
+            if not plan.report_to_do:
+                return _nothing_to_do(plan)
         study.write_description(plan.study)
-        print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {options.cores} at once")
+        at_once = f"{options.cores} at once" if options.cores else f"by {options.profile or 'all processors'}"
+        print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {at_once}", flush=True)
         code = session(study.session_jobs(plan), options, lock)
         if code and any((r.jobs["analyze"].folder / runs.MANIFEST).is_file() for r in plan.study.runs):
             session([study.report_job(plan.study, [])], options, lock)
     return print_result(plan.study.name) or code
+
+
+def _nothing_to_do(plan: study.Plan) -> int:
+    print(f"{plan.study.name}: nothing to do, all {len(plan.states)} stages are finished")
+    return print_result(plan.study.name)
 
 
 def _check_server_is_named(plan: study.Plan) -> None:
