@@ -1,0 +1,150 @@
+"""The two apps of a real federation, which `flwr run` starts: a server that trains, and a client for every node.
+
+They are made of the same parts as notebook 2: the server publishes the stage that the notebook would, from the same
+partition and parameters, and a client trains as in-process, on the one folder that its node was given. What Flower
+sends to the nodes names these apps and holds no code, so a node runs the fedmem that is installed there.
+
+Run configuration: `partition`, `parameters` (a mapping of parameters of the train stage in YAML, or the name of a
+YAML file of them), `wait_seconds` (for the nodes to come), `round_seconds` (for the clients' answers in a round).
+Node configuration: `partition-id` (the client), `num-partitions` (L), `data` (the client's folder), and where they
+differ on that machine, `model` and `device`.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import traceback
+from pathlib import Path
+
+from fedmem import identity, runs, study_files
+from fedmem.clients import read_client, rows_digest
+from fedmem.config import ConfigError, TrainConfig
+from fedmem.deployment import ClientGrid, refuse_telemetry, roll_call
+from fedmem.flower_grid import (
+    ClientApp,
+    ConfigRecord,
+    Context,
+    FederatedError,
+    Message,
+    RecordDict,
+    ServerApp,
+)
+
+__all__ = ["client_app", "server_app"]
+
+CENTRAL = ("none", "central", "local")  # algorithms without a federation
+
+server_app, client_app = ServerApp(), ClientApp()
+log = logging.getLogger("flwr")  # what `flwr run --stream` and the SuperNode show
+
+
+@server_app.main()
+def serve(grid, context: Context) -> None:
+    """Find the partition, see that every client is there, train, and publish the train stage."""
+    refuse_telemetry()
+    settings = context.run_config
+    dealt = runs.find("partition", settings["partition"])
+    work = runs.begin(read_parameters(settings["parameters"]), dealt)
+    config, rows = work.config, dealt.table("rows")
+    digests = {int(client): rows_digest(own) for client, own in rows.groupby("client")}
+    parameters = config.model_dump_json()
+    expected = {"parameters": parameters, "clients": len(digests), "code": _code(), "model": _model(config)}
+    nodes = roll_call(grid, expected, digests, settings["wait_seconds"])
+    log.info("all clients are there: %s, on nodes %s", sorted(nodes), [nodes[client] for client in sorted(nodes)])
+    _train(ClientGrid(grid, nodes, parameters, settings["round_seconds"]), context, work, rows)
+    stage = work.publish(device=f"{work.config.device}, a federation of {len(nodes)} nodes")
+    log.info("published %s", stage)
+
+
+def _train(grid: ClientGrid, context: Context, work: runs.Work, rows) -> None:
+    """Notebook 2's steps, on a grid of nodes."""
+    from fedmem import adapters, federated  # torch, which the roll call does without
+
+    config, history = work.config, federated.History(work.progress)
+    model, tokenizer = adapters.load_trainable(config)
+    test_sets = federated.client_datasets(rows, tokenizer, config, split="test")
+    checkpoints = federated.Checkpoints(work.path("checkpoints"), model, tokenizer, test_sets, config, history)
+    strategy = federated.make_strategy(config, sorted(grid.nodes), history)
+    federated.make_server_app(config, strategy, federated.get_arrays(model), checkpoints)(grid, context)
+    work.save_table("curves", history.curves())
+
+
+@client_app.query()
+def answer(message: Message, context: Context) -> Message:
+    """Who this node is, and digests of what it would train: no text, and no weights."""
+    with _named(context):
+        refuse_telemetry()
+        config = _config(message, context)
+        rows = read_client(context.node_config["data"], context.node_config["partition-id"])
+        mine = {
+            "client": context.node_config["partition-id"],
+            "clients": context.node_config["num-partitions"],
+            "code": _code(),
+            "model": _model(config),
+            "rows": rows_digest(rows),
+        }
+        return Message(RecordDict({"config": ConfigRecord(mine)}), reply_to=message)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round of this node's client, on its own rows."""
+    with _named(context):
+        config, node = _config(message, context), context.node_config
+        return _trainer(config.model_dump_json(), node["data"], node["partition-id"])(message, context)
+
+
+@functools.cache  # once a process; Flower starts one for each message
+def _trainer(parameters: str, folder: str, client: int) -> ClientApp:
+    from fedmem import adapters, federated, models
+
+    config = TrainConfig.create(json.loads(parameters))
+    model, tokenizer = adapters.load_trainable(config)
+    rows = read_client(folder, client)
+    own = rows[rows["split"] == "train"]
+    return federated.make_client_app(
+        model, {client: models.encode(tokenizer, own, config.max_tokens, config.loss_on)}, config
+    )
+
+
+def read_parameters(text: str) -> TrainConfig:
+    """The train stage's parameters from a mapping in YAML or from a YAML file; ConfigError says what is wrong."""
+    if text.endswith((".yaml", ".yml")):
+        values = study_files.read(Path(text).expanduser())
+    else:
+        values = study_files.parse(text, "parameters")
+    if not isinstance(values, dict):
+        raise ConfigError(f"parameters: got {text!r}; allowed is a mapping such as '{{rounds: 3}}', or a YAML file")
+    config = TrainConfig.create(values)
+    if config.algorithm in CENTRAL:
+        raise ConfigError(f"algorithm: got {config.algorithm!r}, which federates nothing: run notebook 2 instead")
+    return config
+
+
+@contextlib.contextmanager
+def _named(context: Context):
+    """Errors inside name the client and bring their traceback to the server: Flower itself sends the last line."""
+    try:
+        yield
+    except Exception as error:
+        client = context.node_config.get("partition-id", "without a partition-id")
+        raise FederatedError(f"client {client}:\n{''.join(traceback.format_exception(error))}") from error
+
+
+def _config(message: Message, context: Context) -> TrainConfig:
+    """The parameters that the server sent, with this machine's own model and device where the node names them."""
+    own = {name: context.node_config[name] for name in ("model", "device") if name in context.node_config}
+    return TrainConfig.create(json.loads(message.content["config"]["parameters"]) | own)
+
+
+def _code() -> str:
+    """Digest of the package's modules as they are installed here."""
+    files = sorted(identity.PACKAGE.rglob("*.py"))
+    return identity.digest_of({str(path.relative_to(identity.PACKAGE)): identity.file_digest(path) for path in files})
+
+
+def _model(config: TrainConfig) -> str:
+    """Digest of the model's folder here; "" for a hub id, which every machine fetches for itself."""
+    digests = identity.outside_digests(config)
+    return digests.get("model", "")
