@@ -20,7 +20,7 @@ from fedmem.model_sizes import Size, size_of
 if TYPE_CHECKING:
     from fedmem.study import Job, Study
 
-__all__ = ["Estimate", "Past", "asked", "estimate", "hours", "report_estimate", "resources", "rule"]
+__all__ = ["Estimate", "Past", "asked", "estimate", "hours", "of", "report_estimate", "resources", "rule"]
 
 NEAR = 300  # a finished stage this many times larger or smaller says nothing
 UNKNOWN_MODEL = Size(10**9, 25, 1600, 400, 130_000)  # a model of which nothing is known
@@ -289,3 +289,9 @@ def hours(jobs: list[Job], found: Mapping[str, Estimate], cores: int, devices: i
     everything = sum(found[job.id].seconds for job in jobs) / max(1, cores)
     on_gpus = sum(found[job.id].seconds for job in jobs if found[job.id].gpu) / max(1, devices)
     return max([everything, on_gpus, *longest.values()], default=0.0) / 3600
+
+
+def of(jobs: list[Job], asked: Mapping[str, Mapping[str, int]]) -> dict[str, Estimate]:
+    """Estimates of jobs by id; `asked`: resources that files state, by job id."""
+    past = Past()
+    return {job.id: estimate(job, asked.get(job.id), past) for job in jobs}

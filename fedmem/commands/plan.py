@@ -1,24 +1,21 @@
 """`fedmem plan`: what a study needs, before anything is executed."""
 
 import argparse
+import os
 
-from fedmem.commands.run import load_plan, study_command
-from fedmem.config import STAGES
+from fedmem.commands.run import load_plan, study_command, whole_number
+from fedmem.planning_view import show
 
 
 def add_commands(commands) -> None:
     """Adds the command to the parser's."""
-    study_command(commands, "plan", show_plan, "list a study's stages: finished, stale, to do; executes nothing")
+    text = "list a study's stages, what sharing saves, estimates and problems; executes nothing"
+    sub = study_command(commands, "plan", show_plan, text)
+    sub.add_argument("--cores", type=whole_number(1), default=os.cpu_count() or 1, help="stages at once, for the hours")
 
 
 def show_plan(options: argparse.Namespace) -> int:
-    """Prints a study's stages and how many executions sharing saves."""
-    plan = load_plan(options)
-    for id_, job in plan.study.jobs.items():
-        reason = f" ({plan.reasons[id_]})" if plan.reasons[id_] else ""
-        shared = plan.study.shared_by(job)
-        print(f"{job.stage:<10} {job.folder.name:<48} {plan.states[id_]}{reason}, {shared} run{'s' * (shared > 1)}")
-    naive = len(plan.study.runs) * len(STAGES)
-    print(f"{'report':<10} {plan.study.name:<48} {plan.report}")
-    print(f"{len(plan.study.runs)} runs; {naive} stages one by one, {len(plan.states)} shared, {len(plan.to_do)} to do")
-    return 0
+    """Prints a study's stages, what they will take, and what would stop them; exit code 1 when something would."""
+    lines, problems = show(load_plan(options), options.cores)
+    print(*lines, sep="\n")
+    return 1 if problems else 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedmem import runs, study
+from fedmem import estimates, problems, runs, study
 from fedmem.config import ConfigError
 from fedmem.runner import only_runner, session
 from fedmem.study_files import parse
@@ -81,7 +81,7 @@ def execute(plan: study.Plan, options: argparse.Namespace) -> int:
     """`run` for a plan that is made already; options: those of `run_options`, and snakemake, what follows `--`."""
     if not plan.report_to_do:
         return _nothing_to_do(plan)
-    _check_server_is_named(plan)
+    _refuse_or_warn(plan)
     with only_runner(plan.study.name, options.wait) as lock:
         if options.wait:
             plan = study.plan(plan.study, plan.keep_stale)  # whom we waited for may have done some of it
@@ -101,15 +101,12 @@ def _nothing_to_do(plan: study.Plan) -> int:
     return print_result(plan.study.name)
 
 
-def _check_server_is_named(plan: study.Plan) -> None:
-    """Before hours of training: does the environment say which Elasticsearch server the detect stages shall ask?"""
-    if any(getattr(job.config, "retriever", "") == "elasticsearch" for job in plan.to_do):
-        from fedmem.elastic_server import Connection, ElasticError
-
-        try:
-            Connection.from_environment()
-        except ElasticError as error:
-            raise ConfigError(f"retriever: got 'elasticsearch', but {error}") from None
+def _refuse_or_warn(plan: study.Plan) -> None:
+    """Before hours of training: ConfigError for what is certain to stop the study; what only may, is said."""
+    found = problems.find(plan, estimates.of(list(plan.study.jobs.values()), estimates.asked(plan.study)))
+    problems.refuse(found)
+    for problem in found:
+        print(f"fedmem: {problem}", file=sys.stderr)
 
 
 def print_result(name: str) -> int:
