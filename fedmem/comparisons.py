@@ -112,7 +112,7 @@ def compare(runs: dict[str, Measured], parameters: pd.DataFrame, confidence: flo
 def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
     """(run, other run, parameter) of all runs that differ in one parameter alone, seeds of training apart.
 
-    What follows from another parameter (the round that "last" means) does not count as a difference of its own.
+    What follows from another parameter (the number of the last round) is no difference of its own.
     """
     texts = told(parameters)
     names, values = list(texts), texts.to_numpy(object)
@@ -120,8 +120,6 @@ def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
     for i, j in itertools.combinations(range(len(texts)), 2):
         one, other = texts.index[i], texts.index[j]
         differing = [names[place] for place in np.flatnonzero(values[i] != values[j])]
-        if len(differing) > 1:
-            differing = [name for name in differing if name != "checkpoint_round"]
         if len(differing) == 1 and differing != [SEED]:
             found.append((one, other, differing[0]))
     return found
@@ -162,7 +160,7 @@ def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) 
     summary: `metrics.summary` with a column run. Runs that differ in the parameter alone share a line; it is named by
     the other parameters that vary among the lines. Runs that share theirs with no other are left out.
     """
-    texts = told(parameters).drop(columns=[parameter, "checkpoint_round"], errors="ignore")
+    texts = told(parameters).drop(columns=parameter)
     settings = told(parameters)[parameter].groupby([texts[name] for name in texts], sort=False).transform("nunique")
     texts = texts[(settings > 1) & parameters[parameter].notna()]
     others = [name for name in texts if texts[name].nunique() > 1]
@@ -203,9 +201,16 @@ def perplexity_gap(curves: pd.DataFrame, round_: int) -> float:
 
 
 def told(parameters: pd.DataFrame) -> pd.DataFrame:
-    """Parameters (a row a run) as text, so that null equals null; those that change nothing are left out."""
+    """Parameters (a row a run) as text, so that null equals null; those that change nothing are left out.
+
+    A checkpoint_round that is the run's last round is "last", whatever its number.
+    """
     names = [name for name in parameters if name not in _IDLE and not name.startswith("seconds_") and name != "state"]
-    return parameters[names].map(lambda value: "null" if value is None or value != value else str(value))
+    texts = parameters[names].map(lambda value: "null" if value is None or value != value else str(value))
+    if {"algorithm", "rounds", "checkpoint_round"} <= set(names):
+        last = parameters["rounds"].where(parameters["algorithm"] != "none", 0)
+        texts["checkpoint_round"] = texts["checkpoint_round"].where(parameters["checkpoint_round"] != last, "last")
+    return texts
 
 
 def _share(run: Measured, part: str) -> float:

@@ -54,6 +54,8 @@ def matrix(cells: pd.DataFrame, counting: str = "paper") -> Figure:
         shares = _grid(table, "ratio")
         draw_heatmap(axis, 100 * shares, _cell_labels(table), top, "suffix client k", "prefix client j")
         axis.set_title(words)
+    if tables[False]["ratio"].isna().all() and tables[True]["ratio"].notna().any():
+        axes[1].set_title("control: there are no held-out texts")
     axes[1].set_ylabel("")
     draw_scale(figure, axes, "share of prefixes (%)", undefined=chosen["ratio"].isna().any())
     figure.suptitle(f"MR(j→k), {title}", x=0.01, ha="left", fontsize=11)

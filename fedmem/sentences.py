@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 UNDEFINED = "is not defined here"
+NO_CONTROL = "there is no held-out control here, so how much of it is chance is not known"
 WORDS = {"intra": "a client's own text", "inter": "another client's text", "total": "anybody's text"}
 PREFIXES_ALONE = (
     "This holds for the sampled prefixes of one trained model; how training varies shows only between seeds."
@@ -35,10 +36,10 @@ def aggregate(summary: pd.DataFrame, part: str, counting: str) -> str:
     ratio, control, excess = (rows.loc[f"{name}_{part}"] for name in ("mr", "control", "excess"))
     if pd.isna(ratio["value"]):
         return f"MR_{part} under {counting} counting {UNDEFINED}."
-    text = (
-        f"Of {int(ratio['n']):,} prefixes {share(ratio)} give back {WORDS[part]} under {counting} counting, "
-        f"{percent(control['value'])} match held-out text; the excess is {share(excess)}: "
-    )
+    text = f"Of {int(ratio['n']):,} prefixes {share(ratio)} give back {WORDS[part]} under {counting} counting"
+    if pd.isna(control["value"]):
+        return f"{text}; {NO_CONTROL}."
+    text += f", {percent(control['value'])} match held-out text; the excess is {share(excess)}: "
     return text + _verdict(excess, "more than chance explains", "fewer than chance explains", "not told from chance")
 
 
@@ -46,7 +47,7 @@ def excess_cells(table: pd.DataFrame, counting: str, confidence: float = 0.95) -
     """How many pairs of clients show more than their control, after Holm. table: `metrics.excess`."""
     cells = table[table["counting"] == counting].dropna(subset=["excess"])
     if cells.empty:
-        return f"No pair of clients has a defined excess under {counting} counting."
+        return f"No pair of clients has a defined excess under {counting} counting: a ratio or its control is missing."
     above = cells[(cells["p_holm"] < 1 - confidence) & (cells["excess"] > 0)]
     own = (above["prefix_client"] == above["suffix_client"]).sum()
     return (
@@ -131,6 +132,9 @@ def over_control(summary: pd.DataFrame, part: str, counting: str) -> str:
     """Which runs are above their held-out control. summary: `metrics.summary` with a column run."""
     rows = summary[(summary["counting"] == counting) & (summary["metric"] == f"excess_{part}")]
     known = rows.dropna(subset=["value"])
+    ratios = summary[(summary["counting"] == counting) & (summary["metric"] == f"mr_{part}")]
+    if known.empty and ratios["value"].notna().any():
+        return f"Of MR_{part} under {counting} counting {NO_CONTROL}."
     if known.empty:
         return f"MR_{part} under {counting} counting {UNDEFINED}."
     above = known[known["low"] > 0]
@@ -170,7 +174,7 @@ def comparison(table: pd.DataFrame, part: str = "total", level: float = 0.05) ->
     rest = len(tested) - len(apart)
     end = f" {rest} of {len(tested)} comparisons show no difference beyond chance." if rest else ""
     text = (
-        "after Holm's adjustment " + ", ".join(words) + "."
+        f"after Holm's adjustment {_listed(words)}."
         if words
         else "no two runs are told apart on the prefixes that they share."
     )
@@ -229,6 +233,45 @@ def seeds(table: pd.DataFrame, metric: str = "mr_intra", counting: str = "verbat
     return f"Mean and standard deviation of {metric} over training seeds: {_listed(words)}."
 
 
+def clipped(parameters: pd.DataFrame) -> str:
+    """What must be said wherever runs with update_clip show; nothing without such runs. parameters: a row a run."""
+    rows = parameters[parameters["update_clip"].notna()] if "update_clip" in parameters else parameters.iloc[:0]
+    return f"{_listed(_names(rows.index))}: clipping and noise, no formal guarantee." if len(rows) else ""
+
+
+def comparable(published: pd.DataFrame) -> str:
+    """Whether our figures may be held against the published ones. published: `paper_tables.tables`."""
+    rows = published[published["run"].notna()]
+    if rows.empty:
+        return "This study has no run in any place of the published tables."
+    if rows["comparable"].all():
+        return (
+            "Models and kinds of corpora are the published study's; what it does not say (who is a client, how much is "
+            "trained, the temperature) is our choice, so that small differences say nothing."
+        )
+    which = (
+        "ours are"
+        if not rows["comparable"].any()
+        else f"those of {_listed(_names(dict.fromkeys(rows.loc[~rows['comparable'], 'run'])))} are"
+    )
+    return (
+        f"Not comparable: {which} of other models and other corpora than the published ones. The columns stand beside "
+        "each other for their order and direction, not for their size."
+    )
+
+
+def findings(table: pd.DataFrame) -> str:
+    """How many of the published claims hold here. table: `paper_findings.findings`."""
+    if table.empty:
+        return "This study has no runs that say anything to a published finding."
+    counts = table["here"].value_counts().reindex(["holds", "does not hold", "open"], fill_value=0)
+    return (
+        f"Of {len(table)} comparisons behind the published findings {counts['holds']} go the same way here, "
+        f"{counts['does not hold']} the other way, and {counts['open']} are open: their intervals hold 0. "
+        f"{PREFIXES_ALONE}"
+    )
+
+
 def _verdict(row: pd.Series, above: str, below: str, neither: str) -> str:
     if pd.isna(row["low"]):
         return f"{neither}."
@@ -241,5 +284,7 @@ def _names(runs) -> list[str]:
 
 
 def _listed(words: list[str]) -> str:
+    """All of a few words; of more than ten the first eight, and how many more."""
     words = [str(word) for word in words]
+    words = words if len(words) <= 10 else [*words[:8], f"{len(words) - 8} more"]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else "none"

@@ -73,10 +73,16 @@ def parameters():
     }
     columns = ["algorithm", "prefix_tokens", "train_seed", "checkpoint_round", "task", "seconds_train"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-    return table.assign(corpus_path=None, client_groups=[[["a"]]] * len(table))  # null and lists are values too
+    return table.assign(
+        rounds=3, corpus_path=None, client_groups=[[["a"]]] * len(table)
+    )  # null and lists are values too
 
 
 def test_pairs_differ_in_one_parameter(parameters):
+    early = parameters.loc[["fedavg"]].assign(checkpoint_round=1, rounds=5).rename(index={"fedavg": "early"})
+    assert pairs(pd.concat([parameters.loc[["fedavg"]], early])) == []  # round 1 of 5 against round 3 of 3
+    longer = early.assign(checkpoint_round=5)
+    assert pairs(pd.concat([parameters.loc[["fedavg"]], longer])) == [("fedavg", "early", "rounds")]
     assert pairs(parameters) == [
         ("fedavg", "prox", "algorithm"),
         ("fedavg", "long", "prefix_tokens"),
