@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lab lint lock example base-model benchmark format
+.PHONY: demo test lab lint lock example base-model benchmark format tables
 
 demo: $(VENV)/installed  ## run params/studies/demo.yaml: four runs, their report (minutes)
 	$(BIN)/fedmem run params/studies/demo.yaml $(ARGS)
@@ -29,6 +29,9 @@ benchmark: $(VENV)/installed  ## tests/benchmarks; nothing else should run meanw
 
 base-model: $(VENV)/installed  ## train the shipped tiny-qwen2 anew from its recipe
 	$(BIN)/python -m fedmem.presets tiny-qwen2
+
+tables: $(VENV)/installed  ## renew the README's generated tables: notebooks, studies, parameters
+	$(BIN)/python -m fedmem.tables --write README.md
 
 example: demo  ## rebuild results/example from the demo's report
 	rm -rf results/example && mkdir results/example

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from fedmem.config import markdown_table
+from fedmem import tables
 from fedmem.runs import NOTEBOOKS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -17,16 +17,24 @@ README = (REPOSITORY / "README.md").read_text()
 LOCK = dict(line.split("==") for line in (REPOSITORY / "requirements.lock").read_text().split())
 
 
-def test_the_parameter_table_is_the_generated_one():
-    assert markdown_table() in README  # `fedmem parameters` prints it
+def test_the_tables_are_the_generated_ones():
+    for table in tables.tables():
+        assert table in README, f"renew it with `make tables`: {table.splitlines()[0]}"
 
 
 def test_every_notebook_and_study_is_listed():
-    for name in NOTEBOOKS.values():
-        assert f"notebooks/{name}.ipynb" in README
+    assert [line.split("]")[0][3:] for line in tables.notebooks().splitlines()[2:]] == list(NOTEBOOKS.values())
     for study in (REPOSITORY / "params/studies").glob("*.yaml"):
-        assert f"params/studies/{study.name}" in README
-        assert yaml.safe_load(study.read_text())["title"] in README
+        assert f"(params/studies/{study.name}) | {yaml.safe_load(study.read_text())['title']} |" in README
+
+
+def test_tables_are_written_in_their_places():
+    old = "# A\n\n" + "\n\ntext\n\n".join(table.split("\n")[0] + "\n| old |" for table in tables.tables()) + "\n"
+    new = tables.written(old)
+    assert new == "# A\n\n" + "\n\ntext\n\n".join(tables.tables()) + "\n"
+    assert tables.written(new) == new
+    with pytest.raises(ValueError, match="no table begins with"):
+        tables.written("# A\n")
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))
