@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmem.config import ConfigError, model_folder
 
-__all__ = ["check_context", "context_tokens", "read_config"]
+__all__ = ["context_tokens", "read_config"]
 
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # its names in different families
 
@@ -38,16 +38,6 @@ def context_tokens(model_config: Any) -> int | None:
         model_config = model_config.to_dict() if hasattr(model_config, "to_dict") else vars(model_config)
     text = model_config.get("text_config") or model_config  # of a model that also sees images
     return next((int(text[name]) for name in CONTEXT if text.get(name)), None)
-
-
-def check_context(name: str, tokens_needed: int, what: str = "max_tokens") -> None:
-    """Raise ConfigError when a model's context is known and shorter than `tokens_needed`, which `what` asks for."""
-    context = context_tokens(read_config(name) or {})
-    if context is not None and tokens_needed > context:
-        raise ConfigError(
-            f"{what}: got {tokens_needed} tokens; the context of model {name!r} holds {context}: allowed is at most "
-            f"that. Lower {what} or take a model of a longer context"
-        )
 
 
 def _cached(name: str) -> Path | None:
