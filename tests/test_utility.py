@@ -148,7 +148,7 @@ def test_an_answer_has_at_most_utility_tokens(tokenizer):
 
 
 def test_batches_clients_and_order_of_rows_change_nothing(tokenizer, tiny, monkeypatch):
-    rows, config = deal(), settings(utility_tokens=12)
+    rows, config = deal(), settings(utility_tokens=12, utility_rows=2, perplexity_rows=2)
     whole = measure(tiny, tokenizer, rows, config, "dialog", 0)
     alone = [measure(tiny, tokenizer, rows, config, "dialog", 0, clients=[client]) for client in (0, 1)]
     key = ["metric", "client", "split"]
