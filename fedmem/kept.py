@@ -26,7 +26,8 @@ from fedmem.recipes import RECIPES, WHEELS, digest
 
 __all__ = ["folder_of", "made_of", "reachable", "ready"]
 
-CODE = ("kept.py", "models.py", "presets.py", "synthetic.py")  # the modules that decide a kept model's bytes
+TRAINING_CODE = ("models.py", "presets.py", "synthetic.py")  # the modules that decide what a recipe gives
+CONVERSION = 1  # another number: wheels' models are converted anew
 
 
 def folder_of(name: str) -> Path:
@@ -36,7 +37,8 @@ def folder_of(name: str) -> Path:
 
 def made_of(name: str) -> str:
     """SHA-256 of what decides the bytes of a preset made on first use: its recipe and the code that follows it."""
-    return digest_of({"recipe": digest(name), "code": {file: file_digest(PACKAGE / file) for file in CODE}})
+    training = {file: file_digest(PACKAGE / file) for file in TRAINING_CODE}
+    return digest_of({"recipe": digest(name), "code": training if name in RECIPES else CONVERSION})
 
 
 def ready(name: str) -> Path:
@@ -126,7 +128,10 @@ def _convert(name: str, folder: Path) -> None:
             f"{source.sha256[:8]}… of {source.wheel}: `{source.install}` installs that"
         )
     settings = {"gguf_file": path.name, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **settings)
+    unpacked = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **settings)
+    del unpacked.config.quantization_config  # it takes itself for quantized still, and refuses to be saved
+    model = AutoModelForCausalLM.from_config(unpacked.config, dtype=torch.float32)
+    model.load_state_dict(unpacked.state_dict())
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(path.parent, **settings).save_pretrained(folder)
     (folder / "manifest.json").write_text(json.dumps(asdict(source), indent=2) + "\n", encoding="utf-8")

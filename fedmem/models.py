@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from fedmem.config import ConfigError, model_folder
+from fedmem.recipes import PRESETS, digest
 
 __all__ = [
     "Example",
@@ -74,12 +75,17 @@ class Examples(torch.utils.data.Dataset):
 def location(name: str) -> str:
     """Return where a model lies: a preset's folder, a folder, or a hub id (`owner/name`) as it is.
 
-    Raises ModelError for anything else, and for a folder that lacks a configuration or a tokenizer.
+    A preset that does not ship with the package is made now, unless it is kept under results already. Raises ModelError
+    for anything else, and for a folder that lacks a configuration or a tokenizer.
     """
     try:
         folder = model_folder(name)
     except ConfigError as error:
         raise ModelError(str(error)) from None
+    if folder is None and name in PRESETS:
+        from fedmem import kept  # it makes models with this module
+
+        return str(kept.ready(name)) if digest(name) else kept.reachable(name)
     return name if folder is None else str(_complete_folder(name, folder))
 
 
@@ -110,7 +116,7 @@ def load(
             f"checkpoint {folder}: no config.json and no adapter_config.json; give a folder that save_pretrained or "
             "fedmem.adapters.save wrote"
         )
-    from fedmem import adapters  # peft takes a second to import, which only adapters need
+    from fedmem import adapters  # which imports this module
 
     model = adapters.put_on(_pretrained(name, location(name), torch.float32 if merge else dtype), folder)
     if merge:
