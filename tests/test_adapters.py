@@ -195,6 +195,17 @@ def test_what_does_not_fit_is_refused(qwen2_folder, tmp_path):
         models.load(str(qwen2_folder), "cpu", checkpoint=folder)
 
 
+def test_the_proximal_term_runs_over_the_adapters_alone(qwen2_folder, capfd):
+    one, two = adapted(qwen2_folder), adapted(qwen2_folder)
+    start = {name: p.detach().clone() for name, p in trained(one).items()}
+    for model, steps in ((one, 1), (two, 2)):
+        result = train_locally(model, ROWS, config=settings(qwen2_folder), seed=0, steps=steps, proximal_mu=3.0)
+    moved = sum((p.detach() - start[name]).square().sum().item() for name, p in trained(one).items())
+    assert moved > 0
+    assert [step.penalty for step in result.course] == pytest.approx([0.0, 1.5 * moved], rel=1e-5)
+    assert "".join(capfd.readouterr()) == ""
+
+
 def test_recomputed_activations_give_the_same_adapters(folder):
     kept, recomputed = (trained(trained_model(folder, gradient_checkpointing=again)) for again in (False, True))
     assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
