@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -30,10 +31,11 @@ from fedmem.identity import (
     file_digest,
     identity,
     notebook_file,
-    outside_files,
+    outside_digests,
     results_root,
     stage_folder,
 )
+from fedmem.leftovers import KEPT, take_up
 
 __all__ = [
     "NOTEBOOKS",
@@ -190,7 +192,11 @@ def find(stage: str, wanted: str = "latest") -> Stage:
 
 @dataclass
 class Work:
-    """A stage in the making: a hidden folder to write into, published whole by `publish`."""
+    """A stage in the making: a hidden folder to write into, published whole by `publish`.
+
+    A stage that can go on after an interruption keeps in `progress` how far it has come (`fedmem.leftovers`); a new
+    Work of the same identity and code then begins with the folder that was left.
+    """
 
     stage: str
     target: Path
@@ -207,12 +213,8 @@ class Work:
                 "before the environment's own; remove it (`jupyter kernelspec list` shows where it lies)"
             )
         self.code = code_digest(self.stage)
-        self.started, self._clock = datetime.now(UTC), time.perf_counter()
-        self.folder = self.target.parent / f".{self.target.name}.{os.getpid()}"
-        for leftover in self.target.parent.glob(f".{self.target.name}.*"):
-            if leftover == self.folder or not _alive(leftover.name.rsplit(".", 1)[1]):
-                shutil.rmtree(leftover, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder, self.progress = take_up(self.target, {"identity": self.identity, "code": self.code})
+        self.started, self._clock = datetime.now(UTC), time.perf_counter() - self.progress.seconds
 
     def path(self, name: str) -> Path:
         """Where to write a file of this stage; folders on the way are made."""
@@ -231,11 +233,14 @@ class Work:
 
     def publish(self, device: str = "cpu") -> Stage:
         """Writes the manifest and puts the folder in the stage's place; the former one is removed whole."""
+        if not (self.folder / KEPT).is_dir():
+            raise StageError(f"{self.folder} is gone: another process took this one for dead. Run the stage again")
+        shutil.rmtree(self.folder / KEPT)
         files = {str(p.relative_to(self.folder)): file_digest(p) for p in sorted(self.folder.rglob("*")) if p.is_file()}
         sizes = {name: (self.folder / name).stat().st_size for name in files}
         manifest = self._manifest(device) | {"files": files, "sizes": sizes}
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        former = self.target.parent / f".{self.target.name}.{os.getpid()}.former"
+        former = self.target.parent / f".{self.target.name}.former{os.getpid()}"
         if self.target.exists():
             self.target.rename(former)
         self.folder.rename(self.target)
@@ -267,6 +272,7 @@ class Work:
             "started": self.started.isoformat(timespec="milliseconds"),
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "seconds": round(time.perf_counter() - self._clock, 3),
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,  # Linux counts in KiB
         }
 
 
@@ -281,7 +287,7 @@ def begin(config: StageConfig, parent: Stage | None = None) -> Work:
         configs = {ancestor.name: ancestor.config} | configs
         ancestor = ancestor.parent
     config = check_together(configs)[config.stage]
-    digests = {name: file_digest(path) for name, path in outside_files(config).items()}
+    digests = outside_digests(config)
     stage_identity = identity(config, parent.identity if parent else None, digests)
     parents = (parent,) if parent else ()
     return Work(config.stage, stage_folder(config, stage_identity), stage_identity, parents, config, digests)
@@ -354,16 +360,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return None if isinstance(value, float) and value != value else value
-
-
-def _alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _commit() -> str | None:
