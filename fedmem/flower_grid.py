@@ -1,34 +1,35 @@
 """Flower's Grid inside one process: clients train one after another, in order, without Ray and without a network.
 
-The same ServerApp, ClientApp and strategies that a real federation runs are driven here by plain calls. All of
-fedmem's imports of Flower stand in this file, because its telemetry must be switched off before the first of them
-and because two of them are private (`Run` and `TaskIdentity`; flwr is pinned for their sake). It knows nothing of
+The same ServerApp, ClientApp and strategies that a real federation runs are driven here by plain calls. What fedmem
+uses of Flower is imported in this file, because its telemetry must be switched off before the first import
+and because two imports are private (`Run` and `TaskIdentity`; flwr is pinned for their sake). It knows nothing of
 models, training or strategies.
 """
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ.setdefault("FLWR_HOME", str(Path(tempfile.gettempdir()) / "fedmem-flower"))  # else ~/.flwr
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg, FedProx, Result
+from flwr.serverapp import strategy as strategies
+from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from tqdm import tqdm
 
 __all__ = [
+    "Array",
     "ArrayRecord",
     "ClientApp",
     "ConfigRecord",
     "Context",
-    "FedAvg",
-    "FedProx",
     "FederatedError",
     "Grid",
     "InProcessGrid",
@@ -37,29 +38,49 @@ __all__ = [
     "RecordDict",
     "Result",
     "ServerApp",
+    "clipping",
+    "named",
+    "strategies",
 ]
 
 RUN_ID = 1
-SERVER_NODE = 1_000_000_000  # any id that no client has: clients are 0 … L − 1
+SERVER_NODE = 1_000_000_000  # any id that no client has
 
 
 class FederatedError(RuntimeError):
     """A federated run that must not go on; the message names the client and the round."""
 
 
+def named(client: int) -> str:
+    """A client in words; a negative id stands for the rows of all clients as those of one."""
+    return f"client {client}" if client >= 0 else "all clients' rows as one client"
+
+
+def clipping(message: Message, context: Context, call_next) -> Message:
+    """A mod for `@app.train(mods=[clipping])`: Flower's fixed clipping of the update, where the server asks for it.
+
+    The update w − w_t is scaled to the norm that the server sent, if it is larger (McMahan et al. 2018, "FlatClip").
+    """
+    asked = any("clipping_norm" in config for config in message.content.config_records.values())
+    return fixedclipping_mod(message, context, call_next) if asked else call_next(message, context)
+
+
 class InProcessGrid(Grid):
-    """One node per client, node id = client id. Messages are answered in client order, whatever order they come in.
+    """One node per client, node id = client id. A message is answered when its answer is asked for, in client order.
+
+    So at no time does more than one answer have to exist, if whoever asks lets go of the one before.
 
     client_app: what every client runs; it finds its id in `context.node_config["partition-id"]`.
-    n_clients: the number of clients, ≥ 1. rounds: for the length of the progress bar; None shows no bar.
+    clients: their ids, at least one. rounds: for the length of the progress bar; None shows no bar.
     A client that raises stops the run with a FederatedError whose cause is the client's own exception.
     """
 
-    def __init__(self, client_app: ClientApp, n_clients: int, rounds: int | None = None):
+    def __init__(self, client_app: ClientApp, clients: Iterable[int], rounds: int | None = None):
         self.client_app = client_app
         self.rounds = rounds
-        self.contexts = {client: self._context(client, n_clients) for client in range(n_clients)}
-        self.replies: dict[str, Message] = {}
+        clients = list(clients)
+        self.contexts = {client: self._context(client, len(clients)) for client in clients}
+        self.waiting: dict[str, Message] = {}
         self.pushed = 0
         self.bar: tqdm | None = None
         self.set_run(Run.create_empty(RUN_ID))
@@ -101,29 +122,37 @@ class InProcessGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Have each message answered, in client order; return the messages' ids."""
-        return [self._answer(message) for message in sorted(messages, key=lambda m: m.metadata.dst_node_id)]
+        """Take messages to be answered; return their ids, in client order."""
+        return [self._take(message) for message in sorted(messages, key=lambda m: m.metadata.dst_node_id)]
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The answers to messages, each handed out once."""
-        return [self.replies.pop(message_id) for message_id in message_ids if message_id in self.replies]
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """The answers to messages, one after another: each client trains when its answer is asked for, once."""
+        for message_id in message_ids:
+            if message_id in self.waiting:
+                yield self._answer(self.waiting.pop(message_id))
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Push and pull. `timeout` has no meaning here: a call ends when the client has answered."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _answer(self, message: Message) -> str:
-        client = message.metadata.dst_node_id
+    def _take(self, message: Message) -> str:
         self.pushed += 1
         message.metadata.__dict__["_message_id"] = str(self.pushed)  # a SuperLink sets it; it has no setter
+        self.waiting[str(self.pushed)] = message
+        return str(self.pushed)
+
+    def _answer(self, message: Message) -> Message:
+        client = message.metadata.dst_node_id
+        server_round = message.content["config"].get("server-round", "?") if message.has_content() else "?"
+        if self.bar is not None and not self.bar.n and server_round != "?":
+            self.bar.update((server_round - 1) * len(self.contexts))  # rounds that an interrupted run made
         try:
-            self.replies[str(self.pushed)] = self.client_app(message, self.contexts[client])
+            reply = self.client_app(message, self.contexts[client])
         except Exception as error:
-            server_round = message.content["config"].get("server-round", "?") if message.has_content() else "?"
             raise FederatedError(
-                f"client {client}, round {server_round}: {type(error).__name__}: {error}\n"
+                f"{named(client)}, round {server_round}: {type(error).__name__}: {error}\n"
                 "The run stops here; checkpoints of earlier rounds are whole. The client's traceback is above."
             ) from error
         if self.bar is not None:
             self.bar.update()
-        return str(self.pushed)
+        return reply

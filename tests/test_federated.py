@@ -1,4 +1,4 @@
-"""Federation in one process: hand-computed averages, failures that must surface, and checkpoints that load."""
+"""Federation in one process: algorithms on a tiny model, clients that fail, what is measured."""
 
 import copy
 import os
@@ -11,182 +11,189 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from flwr.app import Error
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from small_federation import federate, final_bytes, settings, weights, whole
 
 import fedmem
-from fedmem.config import TrainConfig
+from fedmem import federated
 from fedmem.federated import (
     POOLED,
-    Checkpoints,
     FederatedError,
-    History,
     InProcessGrid,
     client_datasets,
-    drift,
     get_arrays,
     make_client_app,
-    make_server_app,
-    make_strategy,
     set_arrays,
-    train_central,
 )
-from fedmem.flower_grid import ArrayRecord, ClientApp, ConfigRecord, Message, MetricRecord, RecordDict
-from fedmem.models import load
+from fedmem.flower_grid import ArrayRecord, ConfigRecord, RecordDict
+from fedmem.rounds import by_model, model_folder
 
-EOS = "<|endoftext|>"  # the name that a Qwen2 tokenizer would add to the vocabulary if it were missing
+pytest_plugins = ["small_fixtures"]
 
-SENTENCES = [
-    "the patient reports a dull pain in the left knee since monday",
-    "blood pressure was measured twice and found to be normal",
-    "a course of antibiotics was begun and the fever went down",
-    "the cough is dry and worse at night but there is no wheeze",
-    "an x ray of the chest showed no sign of infection today",
-    "sleep has been poor and the appetite is lower than before",
-    "the rash on both arms has faded after the cream was applied",
-    "she was told to rest and to drink more water than usual",
-    "his heart rate rose during the walk and fell soon after it",
-]
+# --- algorithms, on a tiny Qwen2
 
 
-def settings(**changes) -> TrainConfig:
-    small = {"algorithm": "fedavg", "rounds": 2, "local_epochs": 2, "learning_rate": 1e-3, "batch_size": 2}
-    return TrainConfig(**small | {"weight_decay": 0.0, "max_tokens": 64} | changes)
+def test_one_client_one_round_is_central_training(model, train_sets, tokenizer, tmp_path):
+    pooled = {0: train_sets[0].items + train_sets[1].items}
+    trained = {}
+    for algorithm in ("fedavg", "central"):
+        trainee, config = copy.deepcopy(model), settings(algorithm=algorithm, rounds=1)
+        federate(trainee, pooled, config, tmp_path / algorithm, tokenizer)
+        trained[algorithm] = weights(trainee)
+    assert not torch.equal(trained["central"], weights(model))
+    torch.testing.assert_close(trained["fedavg"], trained["central"], atol=1e-7, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=[EOS], initial_alphabet=alphabet)
-    raw.train_from_iterator(SENTENCES, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=EOS, pad_token=EOS)
+def test_identical_clients_one_step_each_is_one_central_step_of_one(model, train_sets, tokenizer, tmp_path):
+    config = settings(rounds=1, local_epochs=1, batch_size=8)
+    together, alone = copy.deepcopy(model), copy.deepcopy(model)
+    federate(together, dict.fromkeys(range(3), train_sets[0]), config, tmp_path / "three", tokenizer)
+    central = settings(algorithm="central", rounds=1, local_epochs=1, batch_size=8)
+    federate(alone, {0: train_sets[0]}, central, tmp_path / "one", tokenizer)
+    # A step moves each weight by about 1e-3; rows in another order within the batch give other last bits.
+    torch.testing.assert_close(weights(together), weights(alone), atol=2e-5, rtol=0)
 
 
-@pytest.fixture
-def model() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=300, num_key_value_heads=1, tie_word_embeddings=True, **sizes)
-    ).eval()
+def test_central_is_fedavg_of_one_client_with_all_rows(model, train_sets, tokenizer, tmp_path):
+    pooled = {0: train_sets[0].items + train_sets[1].items + train_sets[2].items}
+    central = federate(copy.deepcopy(model), train_sets, settings(algorithm="central"), tmp_path / "c", tokenizer)
+    alone = federate(model, pooled, settings(), tmp_path / "f", tokenizer)
+    assert whole(tmp_path / "c") == whole(tmp_path / "f")
+    curves = central.curves()
+    assert curves.client.unique().tolist() == [POOLED]
+    pd.testing.assert_frame_equal(curves.drop(columns="client"), alone.curves().drop(columns="client"))
 
 
-@pytest.fixture
-def rows() -> pd.DataFrame:
-    """3 clients of 2 training rows and 1 test row."""
-    frame = pd.DataFrame({"input": SENTENCES, "instruction": "", "output": "noted"})
-    return frame.assign(client=[i % 3 for i in range(9)], split=["train"] * 6 + ["test"] * 3)
+def test_central_makes_the_same_passes(model, train_sets, tokenizer, tmp_path):
+    federated = federate(copy.deepcopy(model), train_sets, settings(), tmp_path / "f", tokenizer).curves()
+    central = federate(model, train_sets, settings(algorithm="central"), tmp_path / "c", tokenizer).curves()
+    for name in ("steps", "tokens", "examples"):
+        counts = [f[f.metric == "train_loss"].groupby("round")[name].sum().tolist() for f in (federated, central)]
+        assert counts[0] == counts[1]
+    assert federated[federated.metric == "train_loss"].steps.tolist() == [2] * 6  # 2 rows × 2 epochs at 2 rows a step
 
 
-@pytest.fixture
-def train_sets(rows, tokenizer) -> dict:
-    return client_datasets(rows, tokenizer, settings())
+def test_central_makes_as_many_local_steps_as_all_clients_together(model, train_sets, tokenizer, tmp_path):
+    config = settings(algorithm="central", local_steps=3)
+    curves = federate(model, train_sets, config, tmp_path, tokenizer).curves()
+    assert curves[curves.metric == "train_loss"].steps.tolist() == [9, 9]
 
 
-def weights(model) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+def test_local_trains_each_client_alone_from_the_initial_weights(model, train_sets, tokenizer, tmp_path):
+    start = copy.deepcopy(model)
+    history = federate(model, train_sets, settings(algorithm="local"), tmp_path / "all", tokenizer)
+    assert history.curves().groupby("client")["round"].max().to_dict() == {0: 2, 1: 2, 2: 2}
+    folders = [model_folder(tmp_path / "all", "local", 2, client) for client in range(3)]
+    assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 3
+    assert len({(folder.parent / "round-0/model.safetensors").read_bytes() for folder in folders}) == 1
+    # Client 2 as if there were nobody else, with its own seeds:
+    alone = federate(copy.deepcopy(start), {2: train_sets[2]}, settings(algorithm="local"), tmp_path / "2", tokenizer)
+    assert whole(tmp_path / "2/client-2") == whole(tmp_path / "all/client-2")
+    assert alone.curves().equals(history.curves().query("client == 2").reset_index(drop=True))
+    assert by_model(tmp_path / "all", "local", 2, [2, 0, 1, 0]) == [(f, [j]) for j, f in enumerate(folders)]
 
 
-def federate(model, datasets, config, folder, tokenizer, test_sets=None) -> History:
-    """What notebook 2 does."""
-    history = History()
-    checkpoints = Checkpoints(folder, model, tokenizer, test_sets or {}, config, history)
-    if config.algorithm == "central":
-        train_central(model, datasets, config, checkpoints, history)
-        return history
-    strategy = make_strategy(config, len(datasets), history)
-    server_app = make_server_app(config, strategy, get_arrays(model), checkpoints)
-    InProcessGrid(make_client_app(model, datasets, config), len(datasets)).serve(server_app)
-    return history
+def test_one_model_serves_all_clients_unless_each_has_its_own(tmp_path):
+    (tmp_path / "round-1").mkdir()
+    assert by_model(tmp_path, "fedavg", 1, [0, 1, 2]) == [(tmp_path / "round-1", [0, 1, 2])]
+    with pytest.raises(FileNotFoundError, match=r"there is no .*client-0/round-1; there are: none"):
+        model_folder(tmp_path, "local", 1, 0)
 
 
-def final_bytes(folder: Path, server_round: int = 2) -> bytes:
-    return (folder / f"round-{server_round}" / "model.safetensors").read_bytes()
+def test_no_training_saves_the_model_as_it_is(model, train_sets, tokenizer, tmp_path):
+    federate(model, train_sets, settings(algorithm="none"), tmp_path, tokenizer, test_sets=train_sets)
+    assert [path.name for path in tmp_path.iterdir()] == ["round-0"]
 
 
-# --- Averaging, on weights that clients answer by rote
+@pytest.mark.parametrize("name", ["FedAdam", "FedMedian"])
+def test_a_strategy_of_flower_trains_the_model(name, model, train_sets, tokenizer, tmp_path):
+    before = weights(model)
+    history = federate(model, train_sets, settings(algorithm=name), tmp_path, tokenizer, test_sets=train_sets)
+    assert not torch.equal(weights(model), before)
+    assert history.curves().query("metric == 'test_loss'").groupby("round").value.mean().is_monotonic_decreasing
 
 
-def reply(client: int, values=(0.0, 0.0), examples: int = 1, **changes) -> RecordDict:
-    figures = {"num-examples": examples, "client": client, "train_loss": 1.0, "penalty": 0.0, "drift": 1.0}
-    metrics = MetricRecord(figures | {"tokens": 5, "steps": 1, "seconds": 0.0} | changes)
-    return RecordDict({"arrays": ArrayRecord({"w": torch.tensor(values)}), "metrics": metrics})
+def test_the_learning_rate_falls_over_the_whole_run_and_does_not_start_again(
+    model, train_sets, tokenizer, tmp_path, monkeypatch
+):
+    rates, original = [], federated.train_locally
+
+    def noting(*args, **kwargs):
+        result = original(*args, **kwargs)
+        rates.append([step.learning_rate for step in result.course])
+        return result
+
+    monkeypatch.setattr(federated, "train_locally", noting)
+    config = settings(schedule="linear", learning_rate=4e-3)  # 2 rounds of 2 steps
+    federate(model, {0: train_sets[0]}, config, tmp_path, tokenizer)
+    assert [rate for made in rates for rate in made] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
 
 
-def rote_app(answers: dict[int, RecordDict | Error | Exception]) -> ClientApp:
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        answer = answers[context.node_config["partition-id"]]
-        if isinstance(answer, Exception):
-            raise answer
-        return Message(answer, reply_to=message)
-
-    return app
-
-
-def one_round(answers: dict, grid_class=InProcessGrid, **changes):
-    config, history = settings(rounds=1, **changes), History()
-    grid = grid_class(rote_app(answers), len(answers))
-    start = ArrayRecord({"w": torch.zeros(2)})
-    return make_strategy(config, len(answers), history).start(grid, start, num_rounds=1).arrays, history
+def test_clipped_and_noisy_runs_repeat(model, train_sets, tokenizer, tmp_path):
+    config = settings(update_clip=0.05, update_noise=0.1)
+    history = federate(copy.deepcopy(model), train_sets, config, tmp_path / "a", tokenizer)
+    federate(copy.deepcopy(model), train_sets, config, tmp_path / "b", tokenizer)
+    assert whole(tmp_path / "a") == whole(tmp_path / "b")
+    assert (history.curves().query("metric == 'drift'").value > 0.05).all()
+    after = load_file(tmp_path / "a/round-1/model.safetensors")
+    moved = torch.cat([(after[name] - p.detach()).flatten() for name, p in model.named_parameters()]).norm()
+    noise = 0.1 * 0.05 / 3 * weights(model).numel() ** 0.5
+    assert 0.5 * noise < moved < 0.05 + 2 * noise
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
-def test_the_average_is_weighted_by_examples(algorithm):
-    answers = {0: reply(0, (0.0, 4.0), examples=1), 1: reply(1, (4.0, 8.0), examples=3)}
-    arrays, _ = one_round(answers, algorithm=algorithm)
-    assert arrays["w"].numpy().tolist() == [3.0, 7.0]  # (1·0 + 3·4) / 4, (1·4 + 3·8) / 4
+def test_same_seeds_same_bytes_twice(model, train_sets, tokenizer, tmp_path):
+    runs = {}
+    for name, seed in {"first": 3, "again": 3, "other": 4}.items():
+        torch.rand(len(name))  # whatever was drawn before must not matter
+        trainee, config = copy.deepcopy(model), settings(algorithm="fedprox", train_seed=seed)
+        history = federate(trainee, train_sets, config, tmp_path / name, tokenizer, test_sets=train_sets)
+        runs[name] = whole(tmp_path / name), history.curves()
+    assert len(runs["first"][0]) >= 3 * 4  # weights, config, tokenizer and its config, in each of three rounds
+    assert runs["first"][0] == runs["again"][0] != runs["other"][0]
+    pd.testing.assert_frame_equal(runs["first"][1], runs["again"][1], check_exact=True)
 
 
-def test_one_client_alone_is_its_own_average():
-    arrays, history = one_round({0: reply(0, (0.1, -7.3), examples=13)})
-    assert torch.equal(torch.from_numpy(arrays["w"].numpy()), torch.tensor([0.1, -7.3]))
-    assert history.curves().set_index("metric").examples.to_dict() == {"drift": 13, "penalty": 13, "train_loss": 13}
+def test_a_clients_answer_does_not_depend_on_who_trained_before_it(model, train_sets):
+    config, start = settings(), get_arrays(model)
+    app = make_client_app(model, train_sets, config)
+
+    def answers(order: tuple[int, ...]) -> dict:
+        grid = InProcessGrid(app, range(3))
+        content = RecordDict({"arrays": start, "config": ConfigRecord({"server-round": 2})})
+        replies = {}
+        for client in order:
+            message = grid.create_message(content, "train", client, "2")
+            (replies[client],) = grid.send_and_receive([message])
+        return {client: replies[client].content["arrays"].object_id for client in sorted(replies)}  # a hash
+
+    assert answers((0, 1, 2)) == answers((2, 0, 1))
 
 
-def test_averaging_equal_clients_is_identity():
-    arrays, _ = one_round({client: reply(client, (0.3, -1.7), examples=client + 1) for client in range(3)})
-    assert arrays["w"].numpy().tolist() == pytest.approx([0.3, -1.7], rel=1e-6)
+def test_mu_0_is_fedavg_to_the_bit_and_larger_mu_drifts_less(model, train_sets, tokenizer, tmp_path):
+    runs = {"fedavg": settings()}
+    runs |= {mu: settings(algorithm="fedprox", proximal_mu=mu) for mu in (0.0, 1.0, 30.0)}
+    curves = {
+        name: federate(copy.deepcopy(model), train_sets, config, tmp_path / str(name), tokenizer).curves()
+        for name, config in runs.items()
+    }
+    last = {name: frame[frame["round"] == 2].groupby("metric").value.mean() for name, frame in curves.items()}
+    assert final_bytes(tmp_path / "fedavg") == final_bytes(tmp_path / "0.0") != final_bytes(tmp_path / "1.0")
+    assert last[0.0].drift > last[1.0].drift > last[30.0].drift > 0
+    assert last[0.0].penalty == 0 < last[1.0].penalty
 
 
-def test_drift_is_the_euclidean_distance_over_all_arrays():
-    start = ArrayRecord({"a": torch.zeros(2), "b": torch.ones(1, 1)})
-    assert drift(ArrayRecord({"a": torch.tensor([2.0, 3.0]), "b": torch.tensor([[7.0]])}), start) == 7.0  # √(4+9+36)
+def test_a_penalty_is_there_from_the_second_step_on(model, train_sets, tokenizer, tmp_path):
+    one_step = settings(algorithm="fedprox", proximal_mu=1.0, rounds=1, local_epochs=1, batch_size=8)
+    two_steps = settings(algorithm="fedprox", proximal_mu=1.0, rounds=1, local_epochs=1, batch_size=1)
+    penalties = []
+    for config in (one_step, two_steps):
+        curves = federate(copy.deepcopy(model), train_sets, config, tmp_path, tokenizer).curves()
+        penalties.append(curves[curves.metric == "penalty"].value.tolist())
+    assert penalties[0] == [0.0, 0.0, 0.0]  # the only step starts at the anchor
+    assert all(value > 0 for value in penalties[1])
 
 
-# --- Failures
-
-
-class ForgetfulGrid(InProcessGrid):
-    def pull_messages(self, message_ids):
-        return list(super().pull_messages(message_ids))[:-1]
-
-
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (reply(1, examples=0), "client 1, round 1: trained on 0 examples"),
-        (reply(1, (float("nan"), 0.0)), "client 1, round 1: not finite: w"),
-        (reply(1, train_loss=float("inf")), "client 1, round 1: not finite: train_loss"),
-        (reply(1, drift=0.0), "client 1, round 1: its weights did not change"),
-        (Error(7, "no disk"), "client 1, round 1: failed with code 7: no disk"),
-        (KeyError("x"), "client 1, round 1: KeyError: 'x'"),
-    ],
-)
-def test_an_answer_that_cannot_be_averaged_stops_the_run(answer, says):
-    with pytest.raises(FederatedError, match=re.escape(says)):
-        one_round({0: reply(0), 1: answer, 2: reply(2)})
-
-
-def test_a_missing_answer_stops_the_run():
-    with pytest.raises(FederatedError, match=r"round 1: 2 of 3 clients answered \(\[0, 1\]\)"):
-        one_round({client: reply(client) for client in range(3)}, grid_class=ForgetfulGrid)
+# --- clients
 
 
 class FailingInRound2:
@@ -196,12 +203,12 @@ class FailingInRound2:
         self.dataset, self.rounds = dataset, 0
 
     def __len__(self):
-        self.rounds += 1
-        if self.rounds == 2:
-            raise OSError("the disk with the rows is gone")
         return len(self.dataset)
 
     def __getitem__(self, index):
+        self.rounds += index == 0
+        if self.rounds == 2:
+            raise OSError("the disk with the rows is gone")
         return self.dataset[index]
 
 
@@ -230,145 +237,6 @@ def test_weights_of_another_model_are_refused(model):
         set_arrays(model, arrays)
     with pytest.raises(FederatedError, match=r"model.norm.weight has shape \(1,\)"):
         set_arrays(model, ArrayRecord(get_arrays(model).to_torch_state_dict() | {"model.norm.weight": torch.ones(1)}))
-
-
-def test_a_model_that_is_not_finite_is_never_saved(model, tokenizer, tmp_path):
-    model.model.norm.weight.data[3] = float("nan")
-    checkpoints = Checkpoints(tmp_path, model, tokenizer, {}, settings(), History())
-    with pytest.raises(FederatedError, match=r"round 4: weights not finite: model.norm.weight"):
-        checkpoints.save(4)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_only_federated_algorithms_have_a_strategy():
-    with pytest.raises(FederatedError, match="'central' has no strategy; allowed here: fedavg, fedprox"):
-        make_strategy(settings(algorithm="central"), 2, History())
-
-
-# --- Training a tiny Qwen2
-
-
-def test_one_client_one_round_is_central_training(model, train_sets, tokenizer, tmp_path):
-    pooled = {0: train_sets[0].items + train_sets[1].items}
-    trained = {}
-    for algorithm in ("fedavg", "central"):
-        trainee, config = copy.deepcopy(model), settings(algorithm=algorithm, rounds=1)
-        federate(trainee, pooled, config, tmp_path / algorithm, tokenizer)
-        trained[algorithm] = weights(trainee)
-    assert not torch.equal(trained["central"], weights(model))
-    torch.testing.assert_close(trained["fedavg"], trained["central"], atol=1e-7, rtol=0)
-
-
-def test_identical_clients_one_step_each_is_one_central_step_of_one(model, train_sets, tokenizer, tmp_path):
-    config = settings(rounds=1, local_epochs=1, batch_size=8)
-    together, alone = copy.deepcopy(model), copy.deepcopy(model)
-    federate(together, dict.fromkeys(range(3), train_sets[0]), config, tmp_path / "three", tokenizer)
-    central = settings(algorithm="central", rounds=1, local_epochs=1, batch_size=8)
-    federate(alone, {0: train_sets[0]}, central, tmp_path / "one", tokenizer)
-    # A step moves each weight by about 1e-3; rows in another order within the batch give other last bits.
-    torch.testing.assert_close(weights(together), weights(alone), atol=2e-5, rtol=0)
-
-
-def test_central_makes_the_same_passes_in_one_run(model, train_sets, tokenizer, tmp_path):
-    federated = federate(copy.deepcopy(model), train_sets, settings(), tmp_path / "f", tokenizer).curves()
-    central = federate(model, train_sets, settings(algorithm="central"), tmp_path / "c", tokenizer).curves()
-    steps, tokens = (
-        [frame[frame.metric == "train_loss"].groupby("round")[name].sum().tolist() for frame in (federated, central)]
-        for name in ("steps", "tokens")
-    )
-    assert steps == [[6, 6], [6, 6]]  # 3 clients × 2 rows × 2 epochs at 2 rows a step
-    assert tokens[0] == tokens[1]
-    assert central.client.unique().tolist() == [POOLED]
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["round-0", "round-1", "round-2"]
-    assert final_bytes(tmp_path / "c", 1) != final_bytes(tmp_path / "c", 2)
-
-
-def test_central_rounds_are_those_of_an_uninterrupted_training(model, train_sets, tokenizer, tmp_path):
-    twice = copy.deepcopy(model)
-    federate(model, train_sets, settings(algorithm="central"), tmp_path / "a", tokenizer, test_sets=train_sets)
-    federate(twice, train_sets, settings(algorithm="central", rounds=1, local_epochs=4), tmp_path / "b", tokenizer)
-    assert torch.equal(weights(model), weights(twice))  # measuring and saving between rounds changes nothing
-
-
-def test_same_seeds_same_bytes_twice(model, train_sets, tokenizer, tmp_path):
-    runs = {}
-    for name, seed in {"first": 3, "again": 3, "other": 4}.items():
-        torch.rand(len(name))  # whatever was drawn before must not matter
-        trainee, config = copy.deepcopy(model), settings(algorithm="fedprox", train_seed=seed)
-        history = federate(trainee, train_sets, config, tmp_path / name, tokenizer, test_sets=train_sets)
-        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-        whole = {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files}
-        runs[name] = whole, history.curves()
-    assert len(runs["first"][0]) >= 3 * 4  # weights, config, tokenizer and its config, in each of three rounds
-    assert runs["first"][0] == runs["again"][0] != runs["other"][0]
-    pd.testing.assert_frame_equal(runs["first"][1], runs["again"][1], check_exact=True)
-
-
-def test_a_clients_answer_does_not_depend_on_who_trained_before_it(model, train_sets):
-    config, start = settings(), get_arrays(model)
-    app = make_client_app(model, train_sets, config)
-
-    def answers(order: tuple[int, ...]) -> dict:
-        grid = InProcessGrid(app, 3)
-        content = RecordDict({"arrays": start, "config": ConfigRecord({"server-round": 2})})
-        replies = {}
-        for client in order:
-            message = grid.create_message(content, "train", client, "2")
-            (replies[client],) = grid.send_and_receive([message])
-        return {client: replies[client].content["arrays"].object_id for client in sorted(replies)}  # a hash
-
-    assert answers((0, 1, 2)) == answers((2, 0, 1))
-
-
-def test_replies_come_in_client_order_whatever_the_order_of_messages():
-    grid = InProcessGrid(rote_app({client: reply(client) for client in range(4)}), 4)
-    content = RecordDict({"config": ConfigRecord({})})
-    messages = [grid.create_message(content, "train", client, "1") for client in (2, 0, 3, 1)]
-    assert [r.metadata.src_node_id for r in grid.send_and_receive(messages)] == [0, 1, 2, 3]
-
-
-def test_mu_0_is_fedavg_to_the_bit_and_larger_mu_drifts_less(model, train_sets, tokenizer, tmp_path):
-    runs = {"fedavg": settings()}
-    runs |= {mu: settings(algorithm="fedprox", proximal_mu=mu) for mu in (0.0, 1.0, 30.0)}
-    curves = {
-        name: federate(copy.deepcopy(model), train_sets, config, tmp_path / str(name), tokenizer).curves()
-        for name, config in runs.items()
-    }
-    last = {name: frame[frame["round"] == 2].groupby("metric").value.mean() for name, frame in curves.items()}
-    assert final_bytes(tmp_path / "fedavg") == final_bytes(tmp_path / "0.0") != final_bytes(tmp_path / "1.0")
-    assert last[0.0].drift > last[1.0].drift > last[30.0].drift > 0
-    assert last[0.0].penalty == 0 < last[1.0].penalty
-
-
-def test_a_penalty_is_there_from_the_second_step_on(model, train_sets, tokenizer, tmp_path):
-    one_step = settings(algorithm="fedprox", proximal_mu=1.0, rounds=1, local_epochs=1, batch_size=8)
-    two_steps = settings(algorithm="fedprox", proximal_mu=1.0, rounds=1, local_epochs=1, batch_size=1)
-    penalties = []
-    for config in (one_step, two_steps):
-        curves = federate(copy.deepcopy(model), train_sets, config, tmp_path, tokenizer).curves()
-        penalties.append(curves[curves.metric == "penalty"].value.tolist())
-    assert penalties[0] == [0.0, 0.0, 0.0]  # the only step starts at the anchor
-    assert all(value > 0 for value in penalties[1])
-
-
-# --- Checkpoints and curves
-
-
-def test_every_rounds_checkpoint_loads_and_is_that_rounds_model(model, train_sets, tokenizer, tmp_path):
-    initial, config = copy.deepcopy(model), settings()
-    federate(model, train_sets, config, tmp_path, tokenizer)
-    source = str(tmp_path / "round-0")  # a folder like any model's
-    probe = torch.tensor([[5, 9, 120, 44]])
-    for server_round, expected in {0: initial, 2: model}.items():
-        loaded, its_tokenizer = load(source, device="cpu", checkpoint=tmp_path / f"round-{server_round}")
-        assert torch.equal(loaded(probe).logits, expected(probe).logits)
-        assert loaded.lm_head.weight.data_ptr() == loaded.model.embed_tokens.weight.data_ptr()
-        assert its_tokenizer.get_vocab() == tokenizer.get_vocab()
-        assert loaded.config.use_cache
-    saved = load_file(tmp_path / "round-2" / "model.safetensors")
-    assert "lm_head.weight" not in saved
-    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
-    assert final_bytes(tmp_path, 0) != final_bytes(tmp_path, 1) != final_bytes(tmp_path, 2)
 
 
 def test_a_bf16_model_travels_as_fp32_and_comes_back(model):
@@ -409,7 +277,7 @@ def test_nothing_floods_the_notebook(model, train_sets, tokenizer, tmp_path, cap
 def test_flower_is_imported_in_one_file_only():
     importing = [path.name for path in Path(fedmem.__file__).parent.rglob("*.py") if re.search(
         r"^\s*(from|import) flwr\b", path.read_text(encoding="utf-8"), re.MULTILINE)]  # fmt: skip
-    assert importing == ["flower_grid.py"]
+    assert set(importing) <= {"flower_grid.py", "deployment.py"}  # the latter asks Flower whether telemetry is off
 
 
 def test_flower_sends_no_telemetry_and_writes_nothing_at_home(tmp_path):
@@ -417,7 +285,7 @@ def test_flower_sends_no_telemetry_and_writes_nothing_at_home(tmp_path):
         "import os, fedmem.flower_grid as grid\n"
         "from flwr.supercore.utils import get_flwr_home\n"
         "print(os.environ['FLWR_TELEMETRY_ENABLED'], get_flwr_home())\n"
-        "grid.InProcessGrid(grid.ClientApp(), 2)"
+        "grid.InProcessGrid(grid.ClientApp(), range(2))"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FLWR")} | {"HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

@@ -1,0 +1,127 @@
+"""The global model of every round on disk: saved whole or not at all, measured, and taken up again.
+
+It does not know where the weights come from: a strategy's round hands them over, or they are in the model already.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from fedmem.flower_grid import ArrayRecord, FederatedError, MetricRecord
+from fedmem.history import POOLED, History
+from fedmem.training import calm, evaluate_loss, trained
+from fedmem.weights import set_arrays
+
+__all__ = ["Checkpoints"]
+
+
+class Checkpoints:
+    """The global model of every round as a folder `round-0` … `round-N` that `from_pretrained` loads.
+
+    folder: where they go, made at need. model, tokenizer: what is saved (safetensors, in the model's dtype; of a model
+    with adapters, the adapters). test_sets: {client: rows} on which each global model's loss is measured; may be
+    empty. history: takes the losses, and knows which rounds an interrupted run has made.
+    A folder appears whole or not at all, and a model that is not finite is never saved.
+    """
+
+    def __init__(
+        self, folder: str | Path, model, tokenizer, test_sets: Mapping[int, Sequence], config, history: History
+    ):
+        self.folder = Path(folder)
+        self.model, self.tokenizer, self.test_sets = model, tokenizer, test_sets
+        self.config, self.history = config, history
+
+    def path(self, server_round: int) -> Path:
+        """The folder of one round's model."""
+        return self.folder / f"round-{server_round}"
+
+    @property
+    def done(self) -> int | None:
+        """The last round that an interrupted run has made and saved whole; None where it made none."""
+        done = self.history.rounds.get(self.folder.name)
+        return done if done is not None and self.path(done).is_dir() else None
+
+    @property
+    def adapted(self) -> bool:
+        """Whether it is adapters that are trained and saved."""
+        return hasattr(self.model, "peft_config")
+
+    def evaluate_fn(self, server_round: int, arrays: ArrayRecord, state: Mapping | None = None) -> MetricRecord:
+        """What Flower's `Strategy.start` calls for rounds 0 … N: load the global weights, save, measure.
+
+        state: arrays that the strategy must remember if the run is interrupted after this round.
+        """
+        set_arrays(self.model, arrays)
+        losses = self.save(server_round, state)
+        return MetricRecord({f"test_loss_{client}": loss for client, loss in losses.items()})
+
+    def save(self, server_round: int, state: Mapping | None = None) -> dict[int, float]:
+        """Save the model as it is now as this round's checkpoint; return the test loss by client.
+
+        Raises FederatedError if the model is not finite or cannot be written; earlier rounds stay as they are.
+        """
+        begun = time.perf_counter()
+        wrong = [name for name, p in trained(self.model).items() if not torch.isfinite(p).all()]
+        if wrong:
+            raise FederatedError(f"round {server_round}: weights not finite: {', '.join(wrong[:5])}. Nothing is saved.")
+        with calm(self.config.torch_threads):
+            self._write(self.path(server_round))
+            losses = {client: self._measure(server_round, client) for client in sorted(self.test_sets)}
+        self.history.add_seconds(server_round, POOLED, "checkpoint", time.perf_counter() - begun)
+        try:
+            self.history.keep(self.folder.name, server_round, state)
+        except Exception as error:
+            raise self._unwritten(self.path(server_round), error) from error
+        return losses
+
+    def load(self, server_round: int) -> None:
+        """Put a round's saved weights into the model, bit for bit as they were saved."""
+        folder = self.path(server_round)
+        with calm():
+            if self.adapted:
+                from peft import set_peft_model_state_dict
+
+                from fedmem.adapters import WEIGHTS_FILE
+
+                set_peft_model_state_dict(self.model, load_file(folder / WEIGHTS_FILE))
+                return
+            saved = dict(type(self.model).from_pretrained(folder, dtype=torch.float32).named_parameters())
+        with torch.no_grad():
+            for name, parameter in trained(self.model).items():
+                parameter.copy_(saved[name])
+
+    def _write(self, target: Path) -> None:
+        partial = target.with_name(f".{target.name}.partial")
+        for old in (partial, target):
+            shutil.rmtree(old, ignore_errors=True)
+        try:
+            if self.adapted:
+                from fedmem import adapters  # peft takes a second to import, which full models do without
+
+                adapters.save(self.model, partial)
+            else:
+                self.model.save_pretrained(partial)
+            self.tokenizer.save_pretrained(partial)
+            os.replace(partial, target)
+        except Exception as error:  # safetensors and tokenizers raise their own for a full disk
+            shutil.rmtree(partial, ignore_errors=True)
+            raise self._unwritten(target, error) from error
+
+    def _unwritten(self, target: Path, error: Exception) -> FederatedError:
+        return FederatedError(
+            f"{target.name.replace('-', ' ')}: its checkpoint could not be written to {target}: "
+            f"{type(error).__name__}: {error}\nEarlier rounds are whole. Make room there (a round takes as much as "
+            "round-0) or allow writing, and run again: it goes on after the last whole round."
+        )
+
+    def _measure(self, server_round: int, client: int) -> float:
+        rows = self.test_sets[client]
+        loss, tokens = evaluate_loss(self.model, rows, self.config.batch_size)
+        if tokens:
+            self.history.add(server_round, client, {"test_loss": loss}, len(rows), tokens)
+        return loss

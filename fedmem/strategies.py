@@ -1,0 +1,243 @@
+"""How a round's weights are made of the clients': Flower's strategies, each made to demand every client's answer.
+
+`fedavg`, `fedprox`, `central` and `local` average as the answers come in, so that two models and one answer are held
+at most; every other strategy of Flower is taken by the name of its class and gets all answers at once. It does not
+know how clients train, nor what becomes of the weights.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from fedmem.flower_grid import Array, ArrayRecord, FederatedError, Message, MetricRecord, named, strategies
+from fedmem.history import History
+from fedmem.training import calm, derive_seed
+from fedmem.weights import drift, norm
+
+__all__ = ["CLIPPING", "make_strategy", "options_of", "strategy_names"]
+
+CLIPPING = "clipping and noise, no formal guarantee"
+OWN = {"fedavg": "FedAvg", "fedprox": "FedProx", "central": "FedAvg", "local": "FedAvg"}
+SET_HERE = {  # arguments of strategies that fedmem gives itself, or that no YAML can hold
+    "fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes",
+    "weighted_by_key", "arrayrecord_key", "configrecord_key", "train_metrics_aggr_fn", "evaluate_metrics_aggr_fn",
+    "proximal_mu", "train_loss_key", "selection_rule",
+}  # fmt: skip
+NOISE = 2**32 - 1  # stands where a client's id stands in a seed: no client has it
+
+
+class _Demanding:
+    """Put before a Flower strategy: every client must answer every round, with something that can be averaged.
+
+    Flower itself averages whoever answered, and keeps the old weights when nobody did. The aggregation that follows
+    the checks is the strategy's own. An answer is checked before it is averaged.
+    """
+
+    clients: tuple[int, ...]
+    history: History
+    update_clip: float | None
+    _sent: ArrayRecord
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self._sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        if isinstance(replies, list):  # from a network, in any order; a generator answers in client order
+            replies = sorted(replies, key=_client)
+        arrays, metrics = super().aggregate_train(server_round, self.checked(server_round, replies))
+        if arrays is None:
+            name = next(base.__name__ for base in type(self).__mro__ if base.__module__.startswith("flwr."))
+            raise FederatedError(
+                f"round {server_round}: {name} made no weights of {len(self.clients)} clients' answers, which is too "
+                "few for its strategy_options: take more clients, or a smaller num_malicious_nodes."
+            )
+        return self._as_sent(arrays), metrics
+
+    def checked(self, server_round: int, replies: Iterable[Message]) -> Iterator[Message]:
+        """The replies, one by one, each found good and noted; at their end, all clients must have answered."""
+        answered = []
+        for reply in replies:
+            self._check(server_round, reply)
+            self._note(server_round, reply.content["metrics"])
+            answered.append(reply.content["metrics"]["client"])
+            yield reply
+            del reply  # a generator that keeps it would hold one answer more than is needed
+        if sorted(answered) != sorted(self.clients):
+            raise FederatedError(
+                f"round {server_round}: {len(answered)} of {len(self.clients)} clients answered ({answered}); a round "
+                "counts only with all of them, each once. See the log of the missing ones."
+            )
+
+    def _check(self, server_round: int, reply: Message) -> None:
+        if reply.has_error():
+            raise FederatedError(
+                f"{named(reply.metadata.src_node_id)}, round {server_round}: failed with code {reply.error.code}: "
+                f"{reply.error.reason}"
+            )
+        metrics, arrays = reply.content["metrics"], reply.content["arrays"]
+        where = f"{named(metrics['client'])}, round {server_round}"
+        if metrics["num-examples"] <= 0:
+            raise FederatedError(f"{where}: trained on 0 examples, so it has no weight in an average. Give it rows.")
+        shapes = ({name: tuple(array.shape) for name, array in record.items()} for record in (arrays, self._sent))
+        if next(shapes) != next(shapes):
+            raise FederatedError(f"{where}: its arrays are not those that it was sent: not the same model.")
+        wrong = [name for name, value in metrics.items() if not np.isfinite(value)]
+        wrong += [name for name, array in arrays.items() if not np.isfinite(array.numpy()).all()]
+        if wrong:
+            raise FederatedError(f"{where}: not finite: {', '.join(wrong[:5])}. Lower learning_rate or proximal_mu.")
+        if metrics["drift"] == 0:
+            raise FederatedError(f"{where}: its weights did not change at all. Raise learning_rate or local_epochs.")
+        if self.update_clip is not None:
+            self._check_clipped(where, arrays)
+
+    def _check_clipped(self, where: str, arrays: ArrayRecord) -> None:
+        moved = drift(arrays, self._sent)
+        # Slack for what fp32 rounds: the norm that the client scales by, and w_t + update.
+        if moved > self.update_clip * 1.001 + norm(self._sent) * 2**-23:
+            raise FederatedError(
+                f"{where}: its update has norm {moved:.6g}, more than update_clip = {self.update_clip:g}: it was not "
+                "clipped. Its app lacks the mod `fedmem.flower_grid.clipping` on its train function "
+                f"(@app.train(mods=[clipping])); nothing was averaged. ({CLIPPING})"
+            )
+
+    def _note(self, server_round: int, metrics: MetricRecord) -> None:
+        client, values = metrics["client"], {name: metrics[name] for name in ("train_loss", "penalty", "drift")}
+        self.history.add(server_round, client, values, metrics["num-examples"], metrics["tokens"], metrics["steps"])
+        self.history.add_seconds(server_round, client, "train", metrics["seconds"])
+
+    def _as_sent(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The arrays in the types that they travel in: some strategies compute in fp64, a checkpoint holds fp32."""
+        for name, array in arrays.items():
+            if array.dtype != self._sent[name].dtype:
+                arrays[name] = Array(array.numpy().astype(self._sent[name].dtype))
+        return arrays
+
+
+class _Streaming:
+    """The weighted mean as the answers come in: m ← m + (n_j / N)·(w_j − m), N the examples so far, w_j's among them.
+
+    Equal to Σ n_j w_j / Σ n_j (McMahan et al. 2017, algorithm 1) but for rounding; exact for the first client, and for
+    clients that agree. Beside the mean, one answer is held at a time.
+    """
+
+    def aggregate_train(self, server_round, replies):
+        mean, total = {}, 0
+        for reply in replies:
+            examples, arrays = reply.content["metrics"]["num-examples"], reply.content["arrays"]
+            total += examples
+            for name in list(arrays):
+                array = arrays.pop(name).numpy()
+                if name in mean:
+                    array -= mean[name]
+                    array *= array.dtype.type(examples / total)
+                    mean[name] += array
+                else:
+                    mean[name] = array
+            del reply, arrays
+        return ArrayRecord({name: Array(mean.pop(name)) for name in list(mean)}), None
+
+
+class _ClippedAndNoised(strategies.DifferentialPrivacyClientSideFixedClipping):
+    """Flower's wrapper for client-side fixed clipping, with checks before it and a seed for its noise.
+
+    Clients clip their updates to the norm that is sent along; the mean gets Gaussian noise of standard deviation
+    update_noise · update_clip / n_clients in every coordinate (McMahan et al. 2018). Clipping and noise, no formal
+    guarantee: the mean is weighted by examples, nothing is accounted, and the test losses see the model without noise
+    of their own. The noise comes from (train_seed, round) alone, so a run repeats. All answers are held at once.
+    """
+
+    train_seed: int
+
+    def aggregate_train(self, server_round, replies):
+        replies = sorted(replies, key=_client)
+        for reply in replies:  # the wrapper drops a round in which one failed, and goes on
+            self.strategy._check(server_round, reply)
+        before = np.random.get_state()
+        np.random.seed(derive_seed(self.train_seed, server_round, NOISE))
+        try:
+            return super().aggregate_train(server_round, replies)
+        finally:
+            np.random.set_state(before)
+
+
+def strategy_names() -> list[str]:
+    """Flower's strategies that average weights, by class name: FedAvg's subclasses without those for trees (Xgb)."""
+    found = {name: getattr(strategies, name) for name in strategies.__all__}
+    return sorted(
+        name
+        for name, found in found.items()
+        if inspect.isclass(found) and issubclass(found, strategies.FedAvg) and "Xgb" not in name
+    )
+
+
+def options_of(algorithm: str) -> dict[str, inspect.Parameter]:
+    """What `strategy_options` may set for an algorithm: {name: parameter of Flower's class, with type and default}."""
+    parameters = inspect.signature(_flower_class(algorithm)).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in SET_HERE}
+
+
+def make_strategy(config, clients: int | Iterable[int], history: History) -> strategies.Strategy:
+    """Flower's strategy for `config.algorithm`, with `strategy_options`, `proximal_mu`, `update_clip`, `update_noise`.
+
+    clients: their ids, or their number L for 0 … L − 1; at least one. All train in every round. One that fails, is
+    missing, has no examples, sends what is not finite, did not move or did not clip stops the run with a
+    FederatedError. What they report goes into `history`.
+    central and local are an average over the one client that they train at a time. Raises FederatedError, with what
+    is allowed, for options that the strategy does not have or refuses.
+    """
+    clients, base = tuple(range(clients) if isinstance(clients, int) else clients), _flower_class(config.algorithm)
+    everyone = {"min_train_nodes": len(clients), "min_available_nodes": len(clients)}
+    no_evaluation = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}  # the checkpoints measure the global model
+    options = _checked_options(config)
+    if config.algorithm == "fedprox":
+        options["proximal_mu"] = config.proximal_mu
+    bases = (_Demanding, _Streaming, base) if config.algorithm in OWN else (_Demanding, base)
+    demanding = type(f"Demanding{base.__name__}", bases, {"__doc__": f"Flower's {base.__name__}, all clients."})
+    with calm():
+        try:
+            strategy = demanding(**everyone, **no_evaluation, **options)
+        except ValueError as error:
+            raise FederatedError(f"strategy_options of {config.algorithm}: {error}") from error
+    strategy.clients, strategy.history, strategy.update_clip = clients, history, config.update_clip
+    if config.update_clip is None or config.algorithm in ("central", "local"):
+        strategy.update_clip = None
+        return strategy
+    wrapped = _ClippedAndNoised(strategy, config.update_noise, config.update_clip, len(clients))
+    wrapped.train_seed = config.train_seed
+    return wrapped
+
+
+def _flower_class(algorithm: str) -> type:
+    name = OWN.get(algorithm, algorithm)
+    if name not in strategy_names():
+        allowed = ", ".join([*OWN, *strategy_names()])
+        raise FederatedError(f"algorithm {algorithm!r} has no strategy; allowed here: {allowed}.")
+    return getattr(strategies, name)
+
+
+def _checked_options(config) -> dict:
+    if config.algorithm in ("central", "local"):
+        return {}
+    allowed, given = options_of(config.algorithm), dict(config.strategy_options)
+    said = ", ".join(
+        f"{name} ({'required' if p.default is p.empty else f'default {p.default}'})" for name, p in allowed.items()
+    )
+    for name, value in given.items():
+        if name not in allowed:
+            raise FederatedError(
+                f"strategy_options: {config.algorithm} has no option {name!r}; allowed: {said or 'none'}"
+            )
+        kind = allowed[name].annotation
+        if kind in (int, float) and (isinstance(value, bool | str) or (kind is int and not isinstance(value, int))):
+            wanted = "a whole number" if kind is int else "a number"
+            raise FederatedError(f"strategy_options: {name}: got {value!r}; allowed is {wanted}; options: {said}")
+    if missing := [name for name, p in allowed.items() if p.default is p.empty and name not in given]:
+        raise FederatedError(f"strategy_options: {config.algorithm} needs {', '.join(missing)}; options: {said}")
+    return given
+
+
+def _client(reply: Message) -> int:
+    """A reply's place: by client id; a failed one, which names no client, comes first."""
+    return -2 if reply.has_error() else reply.content["metrics"]["client"]
