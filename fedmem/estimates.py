@@ -33,7 +33,7 @@ TOKENS_PER_WORD, CHARS_PER_TOKEN = 1.9, 5  # of the synthetic corpus with its sm
 TRAINS = {("cpu", "fp32"): 3e10, ("cpu", "bf16"): 1e10, ("gpu", "fp32"): 2e13, ("gpu", "bf16"): 1.5e14}
 WRITES = {"cpu": 5e9, "gpu": 1e13}
 READS = 1.5e12  # bytes a second, of a GPU's memory
-PAIR_SECONDS = 1e-3  # to compare a continuation with a suffix
+PAIR_SECONDS = 1.5e-4  # to compare a continuation with a suffix, for every 200 tokens of the two
 ROW_SECONDS = 2e-3  # to deal a row, with the search for copies
 START_SECONDS = {"partition": 8, "train": 12, "generate": 12, "detect": 8, "analyze": 10}  # kernel, imports, page
 START_MB = {"partition": 600, "train": 1000, "generate": 1000, "detect": 700, "analyze": 700}
@@ -122,7 +122,8 @@ def _detect(configs, gpu):
     controls = 1 + bool(_rows(configs["partition"], "heldout"))
     pairs = prefixes * clients * min(detect.top_n, suffixes) * controls
     text_mb = clients * suffixes * controls * _tokens(configs["partition"]) * CHARS_PER_TOKEN / 1e6
-    seconds = pairs * PAIR_SECONDS / detect.detect_workers
+    length = (_tokens(configs["partition"]) + generate.max_new_tokens) / 200
+    seconds = pairs * length * PAIR_SECONDS / detect.detect_workers
     return seconds, 300 * (detect.detect_workers - 1) + 10 * text_mb + pairs * 2e-4, 0, text_mb + pairs * 2e-5
 
 
