@@ -287,7 +287,7 @@ def _outcome(code: int, folder: Path) -> int:
     speechless = [name for name in Progress.of(folder).running if not (folder / f"{name}.died").exists()]
     if speechless or not said:
         log = folder / "snakemake.log"
-        for line in dict.fromkeys(re.findall(r"^ +message: (.*)$", log.read_text(encoding="utf-8"), re.MULTILINE)):
+        for line in dict.fromkeys(re.findall(r"^ +message: (?!None)(.*)$", log.read_text(encoding="utf-8"), re.MULTILINE)):
             print(f"fedmem: {line}", file=sys.stderr)  # what the cluster said
         about = f"{', '.join(speechless)} ended without a word" if speechless else "the runner failed"
         print(f"fedmem: {about}; the log is {log}", file=sys.stderr)
