@@ -70,7 +70,7 @@ def _totals(plan: Plan, found: Mapping[str, Estimate], cores: int) -> Iterator[s
     known = sum(found[job.id].source != "rule" for job in to_do)
     yield (
         f"estimates: {known} of {len(to_do)} stages by the nearest finished one, scaled; the others by rule "
-        "(fedmem/estimates.py): orders of magnitude"
+        "(fedmem/cost_rules.py): orders of magnitude"
     )
 
 

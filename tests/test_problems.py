@@ -187,6 +187,15 @@ def test_the_rule_grows_with_what_it_should():
     assert on_gpu.gpu_mb > 3086 * 16
 
 
+def test_a_preset_that_is_still_to_be_made_takes_its_time(tmp_path):
+    made, unmade = train_estimate(model="tiny-qwen2"), train_estimate(model="tiny-llama")
+    assert unmade.seconds > made.seconds + 100
+    folder = tmp_path / "results" / "models" / "tiny-llama"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    assert train_estimate(model="tiny-llama").seconds == pytest.approx(made.seconds, rel=0.01)
+
+
 def test_a_past_stage_corrects_the_rule(monkeypatch):
     loaded = study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"})
     jobs = list(loaded.jobs.values())
