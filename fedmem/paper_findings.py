@@ -115,11 +115,11 @@ def _claim(words: str, task: str, compared: str, found: dict) -> dict:
 
 
 def _easier(cells: pd.DataFrame) -> dict | None:
-    """The client whose suffixes others' prefixes bring back most against the one of the fewest; None without two."""
+    """The client whose suffixes others' prefixes bring back most against the one of the fewest; None if all are alike."""
     rows = cells.query("counting == 'paper' and member and prefix_client != suffix_client")
     shares = rows.groupby("suffix_client")[["hits", "n"]].sum(min_count=1)
     shares = shares.assign(share=shares["hits"] / shares["n"]).dropna()
-    if len(shares) < 2:
+    if len(shares) < 2 or shares["share"].nunique() < 2:
         return None
     most, least = (shares.loc[place] for place in (shares["share"].idxmax(), shares["share"].idxmin()))
     (low, _), (_, high) = wilson(most["share"], most["n"]), wilson(least["share"], least["n"])

@@ -149,6 +149,8 @@ def _main(runs: Runs) -> Iterator[tuple[str, str | None, str | None, dict]]:
 def _ablations(runs: Runs) -> Iterator[tuple[str, str, str | None, dict]]:
     for (parameter, metric, task), rows in paper.ablations().groupby(["parameter", "metric", "task"], sort=False):
         found = settings(runs, parameter, task)
+        if rows["setting"].isin(list(found)).sum() < 2:  # one alone compares nothing
+            continue
         for row in rows.to_dict("records"):
             place = {"task": task, "parameter": parameter, "setting": str(row["setting"])}
             table = "inter_prefix" if metric == "mr_inter" else parameter
