@@ -35,7 +35,17 @@ from fedmem.models import encode, pad_batch
 from fedmem.recipes import DATA, RECIPES, Recipe, shipped
 from fedmem.synthetic import public_texts
 
-__all__ = ["RECIPES", "Recipe", "build", "build_tokenizer", "corpus_digest", "pretrain", "random_model", "save"]
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "build",
+    "build_tokenizer",
+    "configuration",
+    "corpus_digest",
+    "pretrain",
+    "random_model",
+    "save",
+]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -102,10 +112,10 @@ def random_model(seed: int = 0, recipe: Recipe | None = None):
     tokenizer = build_tokenizer(recipe, [row.get(part, part) for row in rows for part in parts])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return AutoModelForCausalLM.from_config(_configuration(recipe, tokenizer)).eval(), tokenizer
+        return AutoModelForCausalLM.from_config(configuration(recipe, tokenizer)).eval(), tokenizer
 
 
-def _configuration(recipe: Recipe, tokenizer):
+def configuration(recipe: Recipe, tokenizer):
     """The architecture's configuration; GPT-2 without its dropout, which a model this small cannot learn under."""
     common = {
         "vocab_size": len(tokenizer),

@@ -1,10 +1,11 @@
-"""The tiny base model: what ships, and a short version of its recipe."""
+"""The tiny base models: what ships, short versions of the recipes, and every family's tokenizer."""
 
 import json
 from dataclasses import asdict, replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from fedmem import models, presets
 from fedmem.synthetic import make_corpus, public_texts
@@ -81,10 +82,70 @@ def test_building_leaves_the_callers_random_state_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_an_unknown_preset_is_refused(capsys):
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
+def test_the_package_gets_no_other_preset(name, capsys):
     with pytest.raises(SystemExit):
-        presets.main(["tiny-qwen3"])
-    assert "tiny-qwen2" in capsys.readouterr().err
+        presets.main([name])
+    assert {"tiny-qwen3": "tiny-qwen2", "tiny-llama": "--folder"}[name] in capsys.readouterr().err
+
+
+def test_the_other_sizes_are_half_and_a_quarter():
+    tokenizer = models.load_tokenizer("tiny-qwen2")
+    with torch.device("meta"):  # counted, not made
+        sizes = {
+            name: AutoModelForCausalLM.from_config(presets.configuration(recipe, tokenizer)).num_parameters()
+            for name, recipe in presets.RECIPES.items()
+        }
+    assert sizes["tiny-qwen2"] == 1_270_848
+    assert sizes["tiny-qwen2-half"] / sizes["tiny-qwen2"] == pytest.approx(0.5, abs=0.02)
+    assert sizes["tiny-qwen2-quarter"] / sizes["tiny-qwen2"] == pytest.approx(0.25, abs=0.02)
+    assert {sizes["tiny-llama"] // 10**6, sizes["tiny-gpt2"] // 10**6} == {1}
+    same = {"hidden_size", "intermediate_size"}  # what the sizes of a model differ in; the recipe is one
+    for name in ("tiny-qwen2-half", "tiny-qwen2-quarter"):
+        pairs = zip(asdict(presets.RECIPES[name]).items(), asdict(presets.RECIPES["tiny-qwen2"]).items(), strict=True)
+        assert {key for (key, one), (_, other) in pairs if one != other} == same
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
+def test_every_family_learns_and_survives_the_disk(architecture, tmp_path):
+    recipe = replace(SHORT, architecture=architecture, steps=12, rehearsals=1)
+    model, tokenizer, record = presets.pretrain(recipe)
+    assert record["losses"][11] < record["losses"][0] - 0.3
+    presets.save(tmp_path, recipe, model, tokenizer, record)
+    loaded, its_tokenizer = models.load(str(tmp_path), device="cpu")
+    assert loaded.config.model_type == architecture
+    assert loaded.get_input_embeddings().num_embeddings == len(its_tokenizer) == recipe.vocabulary
+    row = public_texts(1, seed=3).to_dict("records")[0]
+    text = models.render(tokenizer, row).text
+    ids = its_tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert its_tokenizer.decode(ids) == text
+    assert its_tokenizer.eos_token_id in ids[-2:]  # ChatML ends a turn with a line break after it
+    assert models.template_start(its_tokenizer) == models.template_start(tokenizer)
+
+
+def test_gpt2_has_no_template_and_pads_with_the_token_that_ends(tmp_path):
+    model, tokenizer = presets.random_model(1, replace(SHORT, architecture="gpt2"))
+    assert (tokenizer.pad_token, tokenizer.chat_template) == (None, None)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = models.load_tokenizer(str(tmp_path))
+    assert loaded.pad_token_id == loaded.eos_token_id == loaded.bos_token_id
+    assert len(loaded) == len(tokenizer) == SHORT.vocabulary  # an existing token: the vocabulary never grows
+    row = {"input": "The knee hurts.", "instruction": "Answer.", "output": "Rest it."}
+    assert models.render(loaded, row).text == "The knee hurts.\n\nAnswer.\n\nRest it.<|endoftext|>"
+    batch = models.pad_batch(models.encode(loaded, [row, row | {"output": "Rest."}], 64).items)
+    assert (batch["labels"] == loaded.eos_token_id).sum(dim=1).tolist() == [1, 1]  # padding's are no labels
+
+
+def test_llama_heads_its_turns(tmp_path):
+    _, tokenizer = presets.random_model(1, replace(SHORT, architecture="llama"))
+    row = {"input": "The knee hurts.", "instruction": "", "output": "Rest it."}
+    assert models.render(tokenizer, row).text == (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nThe knee hurts.<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nRest it.<|eot_id|>"
+    )
+    ids = tokenizer(models.template_start(tokenizer), add_special_tokens=False)["input_ids"]
+    assert ids.count(tokenizer.bos_token_id) == 1
 
 
 def test_what_ships_is_small_and_says_how_it_was_made():
