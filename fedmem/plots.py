@@ -12,21 +12,14 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedmem.figures import COLOURS, CONTROL, COUNTINGS, MEMBER, UNDEFINED, canvas, caption, counting_words, save, styled
 
-__all__ = ["aggregates", "between_clients", "caption", "groups", "learning_curves", "matrix", "save", "sizes"]
+__all__ = ["aggregates", "between_clients", "caption", "groups", "matrix", "save", "sizes"]
 
 INTERVAL_CLIENTS = 8  # beyond it a cell of the matrix is too narrow for its interval
+READABLE_GROUPS = 30  # beyond it not every group has its name
 READABLE_CLIENTS = 12  # beyond it cells carry no numbers, lines no names, and not every client its label
-
-CURVES = {
-    "train_loss": "training loss\n(nats per token)",
-    "test_loss": "test loss of the global model\n(nats per token)",
-    "penalty": "proximal penalty",
-    "drift": "drift ‖w − w_t‖",
-}
 
 
 @styled
@@ -54,6 +47,10 @@ def matrix(cells: pd.DataFrame, counting: str = "paper") -> Figure:
         shares = _grid(table, "ratio")
         draw_heatmap(axis, 100 * shares, _cell_labels(table), top, "suffix client k", "prefix client j")
         axis.set_title(words)
+        if n_clients > READABLE_CLIENTS:  # the diagonal between two thin lines: no numbers lead to it
+            for shift in (0, 1):
+                ends = np.array([0, n_clients - 1])
+                axis.plot(ends + shift, ends + 1 - shift, color="#8c8c8c", linewidth=0.4)
     if tables[False]["ratio"].isna().all() and tables[True]["ratio"].notna().any():
         axes[1].set_title("control: there are no held-out texts")
     axes[1].set_ylabel("")
@@ -95,40 +92,6 @@ def aggregates(summary: pd.DataFrame, counting: str | None = None) -> Figure:
 
 
 @styled
-def learning_curves(curves: pd.DataFrame) -> Figure:
-    """Each measure of a training by round, a line for each client.
-
-    curves: round, client, metric, value. Client −1 is all clients' data together (a central model, or the pooled
-    test). Above 12 clients they become thin grey lines with their mean. Without any curve the figure says so.
-    """
-    if curves.empty:  # an untrained model, and no test rows
-        figure = canvas(4.5, 0.6)
-        figure.text(0.01, 0.5, "nothing was trained, and there are no rows to test on", va="center")
-        return figure
-    if not curves.loc[curves["metric"] == "penalty", "value"].any():  # no proximal term: nothing to see
-        curves = curves[curves["metric"] != "penalty"]
-    measures = [name for name in CURVES if (curves["metric"] == name).any()]
-    measures += sorted(set(curves["metric"]) - set(measures))
-    columns = min(len(measures), 2)
-    lines = -(-len(measures) // columns)
-    figure = canvas(3.4 * columns + 1.2, 2.6 * lines)
-    axes = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axis, measure in zip(axes, measures, strict=False):
-        _curve(axis, curves[curves["metric"] == measure])
-        axis.set_ylabel(CURVES.get(measure, measure))
-        axis.set_xlabel("round")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    for axis in axes[len(measures) :]:
-        axis.remove()
-    labelled = {}
-    for axis in figure.axes:
-        handles, labels = axis.get_legend_handles_labels()
-        labelled.update(zip(labels, handles, strict=True))
-    figure.legend(labelled.values(), labelled, loc="outside right upper")
-    return figure
-
-
-@styled
 def sizes(sizes: pd.DataFrame) -> Figure:
     """Rows of each client by split (train, test, heldout). sizes: client, split, rows."""
     clients, splits = sorted(sizes["client"].unique()), list(dict.fromkeys(sizes["split"]))
@@ -156,11 +119,14 @@ def groups(groups: pd.DataFrame) -> Figure:
     counts = groups.pivot_table(index="group", columns="client", values="rows", aggfunc="sum", fill_value=0)
     shares = 100 * counts / counts.sum()
     n_groups, n_clients = shares.shape
+    if n_groups > READABLE_GROUPS:  # by the client that has most of each, so that a pattern shows
+        shares = shares.loc[shares.T.idxmax().sort_values(kind="stable").index]
     figure = canvas(float(np.clip(3.4 + 0.5 * n_clients, 4.5, 9)), float(np.clip(1.3 + 0.24 * n_groups, 2.2, 9)))
     axis = figure.subplots()
-    labels = shares.map("{:.0f}".format).where(shares > 0, "").to_numpy() if n_groups <= 30 else None
+    labels = shares.map("{:.0f}".format).where(shares > 0, "").to_numpy() if n_groups <= READABLE_GROUPS else None
     draw_heatmap(axis, shares, labels, 100.0, "client", "group")
-    axis.set_yticks(np.arange(n_groups) + 0.5, [str(name) for name in shares.index], rotation=0)
+    places = np.arange(0, n_groups, -(-n_groups // READABLE_GROUPS))
+    axis.set_yticks(places + 0.5, [str(shares.index[place]) for place in places], rotation=0)
     draw_scale(figure, [axis], "share of the client's rows (%)", undefined=False)
     return figure
 
@@ -241,18 +207,3 @@ def draw_intervals(axis: Axes, rows: pd.DataFrame, offset: float, colour: str, m
     for place in places[np.isnan(values)]:
         # beside the axis' left edge, wherever the values end
         axis.text(0.02, place, "n/a", transform=axis.get_yaxis_transform(), va="center", color=colour, fontsize=8)
-
-
-def _curve(axis: Axes, rows: pd.DataFrame) -> None:
-    table = rows.pivot_table(index="round", columns="client", values="value", aggfunc="mean")
-    pooled, clients = [c for c in table if c == -1], [c for c in table if c != -1]
-    many = len(clients) > READABLE_CLIENTS
-    for place, client in enumerate(clients):
-        look = {"color": "#b5b5b5", "linewidth": 0.7} if many else {"color": COLOURS[place % 10], "marker": "o"}
-        label = ("a client" if place == 0 else None) if many else f"client {client}"
-        dashes = "-" if place < 10 or many else "--"
-        axis.plot(table.index, table[client], linestyle=dashes, markersize=3.5, label=label, **look)
-    if many:
-        axis.plot(table.index, table[clients].mean(axis=1), color=COLOURS[0], linewidth=2, label="clients' mean")
-    for client in pooled:
-        axis.plot(table.index, table[client], color="black", marker="D", markersize=3.5, label="all clients' rows")

@@ -1,4 +1,4 @@
-"""Figures of one training: perplexities and utility of each client, before and after.
+"""Figures of one training: its course by round, perplexities and utility of each client before and after.
 
 As in `fedmem.plots`: a tidy frame in, a Figure out, shares in 0 … 1 drawn in percent, what is undefined drawn as "n/a".
 """
@@ -9,18 +9,58 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedmem.figures import COLOURS, canvas, styled
 from fedmem.plots import READABLE_CLIENTS, client_ticks
 from fedmem.utility import POOLED
 
-__all__ = ["perplexity", "utility"]
+__all__ = ["learning_curves", "perplexity", "utility"]
 
+CURVES = {
+    "train_loss": "training loss\n(nats per token)",
+    "test_loss": "test loss, after the round\n(nats per token)",
+    "penalty": "proximal penalty",
+    "drift": "drift ‖w − w_t‖",
+}
 SPLIT_LOOK = {"train": (COLOURS[0], "o", "training rows"), "test": (COLOURS[1], "s", "test rows")}
 SPLIT_LOOK |= {"heldout": (COLOURS[7], "D", "held-out rows")}
 UTILITY_WORDS = {"rouge_l": "ROUGE-L F1 (%)", "accuracy": "accuracy (%)", "macro_f1": "macro-F1 (%)"}
 UTILITY_COLOUR = COLOURS[2]
+
+
+@styled
+def learning_curves(curves: pd.DataFrame) -> Figure:
+    """Each measure of a training by round, a line for each client.
+
+    curves: round, client, metric, value. Client −1 is all clients' data together (a central model, or the pooled
+    test). Above 12 clients they become thin grey lines with their mean. Without any curve the figure says so.
+    """
+    if curves.empty:  # an untrained model, and no test rows
+        figure = canvas(4.5, 0.6)
+        figure.text(0.01, 0.5, "nothing was trained, and there are no rows to test on", va="center")
+        return figure
+    if not curves.loc[curves["metric"] == "penalty", "value"].any():  # no proximal term: nothing to see
+        curves = curves[curves["metric"] != "penalty"]
+    measures = [name for name in CURVES if (curves["metric"] == name).any()]
+    measures += sorted(set(curves["metric"]) - set(measures))
+    columns = len(measures) if len(measures) <= 3 else 2
+    lines = -(-len(measures) // columns)
+    figure = canvas((3.4 if columns <= 2 else 2.7) * columns + 1.2, 2.6 * lines)
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axis, measure in zip(axes, measures, strict=False):
+        _curve(axis, curves[curves["metric"] == measure])
+        axis.set_ylabel(CURVES.get(measure, measure))
+        axis.set_xlabel("round")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for axis in axes[len(measures) :]:
+        axis.remove()
+    labelled = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        labelled.update(zip(labels, handles, strict=True))
+    figure.legend(labelled.values(), labelled, loc="outside right upper")
+    return figure
 
 
 @styled
@@ -40,7 +80,8 @@ def perplexity(table: pd.DataFrame) -> Figure:
         offset = (place - 1) * 0.22
         _before_and_after(axis, table[table["split"] == split], columns, offset, colour, marker, words)
     last = table[table["round"] == table["round"].max()].pivot(index="client", columns="split", values="value")
-    _name_columns(axis, columns, (last["heldout"] / last["train"]).map("gap {:.3g}".format))
+    gaps = (last["heldout"] / last["train"]).map("gap {:.3g}".format).str.replace("nan", "n/a")
+    _name_columns(axis, columns, gaps)
     low, high = table["value"].min(), table["value"].max()
     if low < high * 0.999 and np.isfinite(high):
         axis.set_ylim(low / 1.25, high * 1.25)  # an untrained model's splits differ little, and shall look so
@@ -73,6 +114,21 @@ def utility(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def _curve(axis: Axes, rows: pd.DataFrame) -> None:
+    table = rows.pivot_table(index="round", columns="client", values="value", aggfunc="mean")
+    pooled, clients = [c for c in table if c == -1], [c for c in table if c != -1]
+    many = len(clients) > READABLE_CLIENTS
+    for place, client in enumerate(clients):
+        look = {"color": "#b5b5b5", "linewidth": 0.7} if many else {"color": COLOURS[place % 10], "marker": "o"}
+        label = ("a client" if place == 0 else None) if many else f"client {client}"
+        dashes = "-" if place < 10 or many else "--"
+        axis.plot(table.index, table[client], linestyle=dashes, markersize=3.5, label=label, **look)
+    if many:
+        axis.plot(table.index, table[clients].mean(axis=1), color=COLOURS[0], linewidth=2, label="clients' mean")
+    for client in pooled:
+        axis.plot(table.index, table[client], color="black", marker="D", markersize=3.5, label="all clients' rows")
+
+
 def _columns(table: pd.DataFrame) -> list[int]:
     """The clients in order, and their mean at the end."""
     clients = sorted(set(table["client"]) - {POOLED})
@@ -90,7 +146,8 @@ def _before_and_after(
     if first != last:
         if len(columns) <= READABLE_CLIENTS:
             axis.vlines(places, values[first], values[last], color=colour, linewidth=0.8)
-        axis.plot(places, values[first], marker, color=colour, markerfacecolor="white", markersize=size, clip_on=False)
+        ring = {"markerfacecolor": "white", "markersize": size + 2.5, "clip_on": False}  # seen around an equal one, too
+        axis.plot(places, values[first], marker, color=colour, **ring)
     axis.plot(places, values[last], marker, color=colour, markersize=size, label=words, clip_on=False)
     for place in places[values[last].isna()]:
         axis.text(place, 0.02, "n/a", transform=axis.get_xaxis_transform(), ha="center", color=colour, fontsize=8)

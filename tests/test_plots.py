@@ -30,12 +30,6 @@ def words(axis):
     return [text.get_text() for text in axis.texts if text.get_text()]
 
 
-def curves(n_clients):
-    rows = [(r, j, "train_loss", 3 - r - j / 100) for r in (1, 2) for j in range(n_clients)]
-    rows += [(r, j, "test_loss", 3 - r) for r in (0, 1, 2) for j in (-1, *range(n_clients))]
-    return pd.DataFrame(rows, columns=["round", "client", "metric", "value"])
-
-
 def sizes(n_clients):
     rows = [(j, split, 10 + j) for j in range(n_clients) for split in ("train", "test", "heldout")]
     return pd.DataFrame(rows, columns=["client", "split", "rows"])
@@ -54,7 +48,6 @@ def every_figure(n_clients):
         plots.matrix(metrics.cells(*measured)),
         plots.aggregates(summary),
         plots.aggregates(runs, "verbatim"),
-        plots.learning_curves(curves(n_clients)),
         plots.sizes(sizes(n_clients)),
         plots.groups(groups(n_clients)),
     ]
@@ -132,20 +125,6 @@ def test_aggregates_of_runs_show_one_counting_and_name_what_is_undefined():
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fedavg", "central"]
     assert [words(axis) for axis in figure.axes] == [[], ["n/a"] * 4, []]
     assert figure.get_suptitle() == "verbatim counting"
-
-
-def test_learning_curves_have_a_line_for_each_client_and_the_pool():
-    train, test = plots.learning_curves(curves(3)).axes
-    assert [line.get_label() for line in train.lines] == ["client 0", "client 1", "client 2"]
-    assert train.lines[1].get_ydata().tolist() == [1.99, 0.99]
-    assert [line.get_label() for line in test.lines][-1] == "all clients' rows"
-    assert test.lines[0].get_xdata().tolist() == [0, 1, 2]
-    many = plots.learning_curves(curves(30)).axes[0]
-    assert [line.get_label() for line in many.lines if not line.get_label().startswith("_")] == [
-        "a client",
-        "clients' mean",
-    ]
-    assert many.lines[-1].get_ydata() == pytest.approx([2 - 0.145, 1 - 0.145])
 
 
 def test_sizes_and_groups_draw_every_client():

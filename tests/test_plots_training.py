@@ -24,6 +24,12 @@ def table(n_clients=3, metrics=("rouge_l",), rounds=(0, 12), undefined=()) -> pd
     return weighted(pd.DataFrame(lines, columns=UTILITY), rows)
 
 
+def curves(n_clients):
+    rows = [(r, j, "train_loss", 3 - r - j / 100) for r in (1, 2) for j in range(n_clients)]
+    rows += [(r, j, "test_loss", 3 - r) for r in (0, 1, 2) for j in (-1, *range(n_clients))]
+    return pd.DataFrame(rows, columns=["round", "client", "metric", "value"])
+
+
 def marks(axis, filled=True) -> list[list[float]]:
     """The heights of the filled (after) or open (before) marks, a list for each series."""
     lines = [line for line in axis.lines if line.get_marker() != "None" and len(line.get_xdata())]
@@ -32,6 +38,20 @@ def marks(axis, filled=True) -> list[list[float]]:
 
 def names(axis) -> list[str]:
     return [label.get_text() for label in axis.get_xticklabels()]
+
+
+def test_learning_curves_have_a_line_for_each_client_and_the_pool():
+    train, test = plots_training.learning_curves(curves(3)).axes
+    assert [line.get_label() for line in train.lines] == ["client 0", "client 1", "client 2"]
+    assert train.lines[1].get_ydata().tolist() == [1.99, 0.99]
+    assert [line.get_label() for line in test.lines][-1] == "all clients' rows"
+    assert test.lines[0].get_xdata().tolist() == [0, 1, 2]
+    many = plots_training.learning_curves(curves(30)).axes[0]
+    assert [line.get_label() for line in many.lines if not line.get_label().startswith("_")] == [
+        "a client",
+        "clients' mean",
+    ]
+    assert many.lines[-1].get_ydata() == pytest.approx([2 - 0.145, 1 - 0.145])
 
 
 def test_perplexities_before_and_after_by_client_and_split_with_their_gap():
