@@ -52,27 +52,27 @@ def _innermost(strategy):
 
 
 def state_of(strategy) -> dict[str, np.ndarray]:
-    """All arrays that a strategy remembers, {"<attribute>/<kind>/<key>": array}; empty for a plain average."""
+    """All arrays that a strategy remembers, {"<attribute>/<kind>/<place>/<key>": array}; empty for a plain average.
+
+    The place is there because files of arrays keep no order, and some strategies pair arrays by theirs.
+    """
     arrays = {}
     for name, value in _remembered(_innermost(strategy)).items():
-        if isinstance(value, list):
-            arrays |= {f"{name}/list/{index}": array for index, array in enumerate(value)}
-        elif isinstance(value, ArrayRecord):
-            arrays |= {f"{name}/record/{key}": array.numpy() for key, array in value.items()}
-        else:
-            arrays |= {f"{name}/dict/{key}": array for key, array in value.items()}
+        kind = "list" if isinstance(value, list) else "record" if isinstance(value, ArrayRecord) else "dict"
+        items = enumerate(value) if kind == "list" else value.items()
+        for place, (key, array) in enumerate(items):
+            arrays[f"{name}/{kind}/{place}/{key}"] = array.numpy() if kind == "record" else array
     return arrays
 
 
 def restore_state(strategy, arrays: Mapping[str, np.ndarray]) -> None:
     """Give a new strategy what `state_of` took from another one of the same kind."""
-    held: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    held: dict[tuple[str, str], list[tuple[int, str, np.ndarray]]] = {}
     for name, array in arrays.items():
-        attribute, kind, key = name.split("/", 2)
-        held.setdefault((attribute, kind), {})[key] = array
-    for (attribute, kind), values in held.items():
-        if kind == "list":
-            value = [values[str(index)] for index in range(len(values))]
-        else:
-            value = ArrayRecord({k: Array(v) for k, v in values.items()}) if kind == "record" else values
-        setattr(_innermost(strategy), attribute, value)
+        attribute, kind, place, key = name.split("/", 3)
+        held.setdefault((attribute, kind), []).append((int(place), key, array))
+    for (attribute, kind), items in held.items():
+        values = {key: array for _, key, array in sorted(items, key=lambda item: item[0])}
+        if kind == "record":
+            values = ArrayRecord({key: Array(array) for key, array in values.items()})
+        setattr(_innermost(strategy), attribute, list(values.values()) if kind == "list" else values)

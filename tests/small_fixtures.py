@@ -34,16 +34,25 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=EOS, pad_token=EOS)
 
 
-@pytest.fixture
-def model() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=300, num_key_value_heads=1, tie_word_embeddings=True, **sizes)
-    ).eval()
+@pytest.fixture(scope="module")
+def new_model():
+    """A function that makes the same small model anew."""
+
+    def make() -> Qwen2ForCausalLM:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = Qwen2Config(vocab_size=300, num_key_value_heads=1, tie_word_embeddings=True, **sizes)
+        return Qwen2ForCausalLM(config).eval()
+
+    return make
 
 
 @pytest.fixture
+def model(new_model) -> Qwen2ForCausalLM:
+    return new_model()
+
+
+@pytest.fixture(scope="module")
 def rows() -> pd.DataFrame:
     """3 clients of 2 training rows and 1 test row."""
     frame = pd.DataFrame({"input": SENTENCES, "instruction": "", "output": "noted"})

@@ -11,9 +11,11 @@ import pytest
 import torch
 from flwr.app import Error
 from flwr.serverapp import strategy as flower
+from safetensors.numpy import load_file, save_file
 from small_federation import reply, rote_app, rote_run, settings
 
 from fedmem.config import TrainConfig
+from fedmem.continuing import FromRound, restore_state, state_of
 from fedmem.federated import FederatedError, History, InProcessGrid, describe, make_strategy, serve_rounds
 from fedmem.flower_grid import Array, ArrayRecord, ClientApp, ConfigRecord, Message, MetricRecord, RecordDict, clipping
 from fedmem.formulas import FORMULAS
@@ -188,6 +190,25 @@ def test_a_strategy_that_makes_nothing_of_the_answers_stops_the_run():
 def test_no_training_has_no_strategy():
     with pytest.raises(FederatedError, match="'none' has no strategy; allowed here: fedavg, fedprox, central, local"):
         make_strategy(settings(algorithm="none"), 2, History())
+
+
+@pytest.mark.parametrize("name", FLOWERS)
+def test_what_a_strategy_remembers_can_be_put_into_a_new_one(name, tmp_path):
+    config = settings(algorithm=name, strategy_options=NEEDED.get(name, {}))
+    start = ArrayRecord({"z": torch.zeros(2), "a": torch.ones(3)})  # files of arrays keep no order
+    old, new = (make_strategy(config, 5, History()) for _ in range(2))
+    arrays = old.start(InProcessGrid(large_app(), range(5)), start, num_rounds=1).arrays
+    if state := state_of(old):
+        save_file(state, tmp_path / "state.safetensors")
+        restore_state(new, load_file(tmp_path / "state.safetensors"))
+    went_on, again = (
+        FromRound(strategy, 1).start(InProcessGrid(large_app(), range(5)), ArrayRecord(dict(arrays)), num_rounds=1)
+        for strategy in (old, new)
+    )
+    assert [a.numpy().tobytes() for a in again.arrays.values()] == [
+        a.numpy().tobytes() for a in went_on.arrays.values()
+    ]
+    assert bool(state) == (name in {"FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"})
 
 
 # --- clipping and noise

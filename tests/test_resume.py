@@ -1,0 +1,209 @@
+"""A killed training goes on at the next round and ends with the bytes of an uninterrupted one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import killed_training
+import pytest
+from killed_training import train
+from small_federation import settings, whole
+
+from fedmem import leftovers, runs
+from fedmem.config import PartitionConfig, TrainConfig
+
+pytest_plugins = ["small_fixtures"]
+
+CASES = {
+    "fedavg": ({}, "checkpoints", "after"),
+    "fedprox, killed before the round is noted": ({"algorithm": "fedprox"}, "checkpoints", "before"),
+    "central": ({"algorithm": "central"}, "checkpoints", "after"),
+    "local": ({"algorithm": "local"}, "client-1", "after"),
+    "FedAdam, which has moments": ({"algorithm": "FedAdam"}, "checkpoints", "after"),
+    "FedAvgM, clipped and with noise": (
+        {
+            "algorithm": "FedAvgM",
+            "strategy_options": {"server_momentum": 0.5},
+            "update_clip": 0.05,
+            "update_noise": 0.1,
+        },
+        "checkpoints",
+        "after",
+    ),
+    "adapters, a schedule": ({"finetuning": "lora", "schedule": "cosine", "warmup_share": 0.2}, "checkpoints", "after"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, new_model, tokenizer, rows):
+    """A folder with a model, a published partition in `results`, and what killed trainings of all cases left there."""
+    place = tmp_path_factory.mktemp("resume")
+    new_model().save_pretrained(place / "model")
+    tokenizer.save_pretrained(place / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDMEM_RESULTS", str(place / "results"))
+        work = runs.begin(PartitionConfig())
+        work.save_table("rows", rows)
+        work.publish()
+    kills = [
+        (parameters(place, changes), {"part": part, "round": 2, "when": when}) for changes, part, when in CASES.values()
+    ]
+    command = [sys.executable, str(Path(__file__).with_name("killed_training.py")), json.dumps(kills)]
+    environment = os.environ | {"FEDMEM_RESULTS": str(place / "results")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["9"] * len(CASES), done.stderr
+    return place
+
+
+def parameters(place: Path, changes: dict) -> dict:
+    return settings(model=str(place / "model"), rounds=3, **changes).model_dump()
+
+
+@pytest.fixture
+def results(place, monkeypatch):
+    monkeypatch.setattr(runs, "code_digest", killed_training.code_digest)
+    monkeypatch.setenv("FEDMEM_RESULTS", str(place / "results"))
+    return place / "results"
+
+
+def undisturbed(place, tmp_path, monkeypatch, case) -> dict[str, bytes]:
+    """The bytes of a training that nobody killed, made in results of its own."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/partition").symlink_to(place / "results/partition")
+    monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
+    stage = train(parameters(place, CASES[case][0]))
+    return {name: content for name, content in whole(stage.folder).items() if name != "manifest.json"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_after_round_2_of_3_and_resumed_has_the_same_bytes(place, results, tmp_path, monkeypatch, case):
+    trained = []
+    monkeypatch.setattr("fedmem.federated.train_locally", noting(trained))
+    stage = train(parameters(place, CASES[case][0]))
+    resumed = {name: content for name, content in whole(stage.folder).items() if name != "manifest.json"}
+    expected = {"local": 4, "central": 1}.get(case, 3)  # local: a round of client 1 and three of client 2
+    if case.startswith("fedprox"):
+        expected = 6  # round 2 was on disk but not noted: it is made again
+    assert len(trained) == expected
+    assert resumed == undisturbed(place, tmp_path, monkeypatch, case)
+    assert {"curves.parquet", f"{'checkpoints/client-1' if case == 'local' else 'checkpoints'}/round-3/"} <= {
+        name if name == "curves.parquet" else f"{Path(name).parent}/" for name in resumed
+    }
+    assert set(stage.manifest["files"]) == set(resumed)  # nothing of what was kept is published
+
+
+def noting(trained: list):
+    from fedmem.training import train_locally
+
+    def train_and_note(*args, **kwargs):
+        trained.append(kwargs["first_step"])
+        return train_locally(*args, **kwargs)
+
+    return train_and_note
+
+
+# --- what may be taken up, and by whom
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "train" / "fedavg-abc"
+
+
+MADE = {"identity": "i", "code": "c"}
+
+
+def left(target: Path, name: str, made=MADE, rounds: int = 2) -> Path:
+    """A folder as a process leaves it that was killed after some rounds."""
+    folder = target.parent / f".{target.name}.{name}"
+    (folder / leftovers.KEPT).mkdir(parents=True)
+    (folder / leftovers.KEPT / "alive").touch()
+    leftovers.Progress(folder, made).keep({"rounds": rounds})
+    (folder / "round-2").mkdir()
+    return folder
+
+
+def dead_pid() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def here(pid: int) -> str:
+    return f"{leftovers._host()}-{pid}"
+
+
+def test_a_dead_process_folder_is_taken_over_whole(target):
+    folder = left(target, here(dead_pid()))
+    own, progress = leftovers.take_up(target, MADE)
+    assert progress.value == {"rounds": 2}
+    assert (own / "round-2").is_dir()
+    assert not folder.exists()
+    assert own.name.endswith(f"-{os.getpid()}")
+
+
+@pytest.mark.parametrize("made", [{"identity": "j", "code": "c"}, {"identity": "i", "code": "d"}])
+def test_what_was_made_of_something_else_is_removed_and_never_taken_up(target, made):
+    folder = left(target, here(dead_pid()), made)
+    own, progress = leftovers.take_up(target, MADE)
+    assert progress.value == {}
+    assert not folder.exists()
+    assert not (own / "round-2").exists()
+
+
+def test_a_living_process_keeps_its_folder(target):
+    folder = left(target, here(os.getppid()))
+    _, progress = leftovers.take_up(target, MADE)
+    assert progress.value == {}
+    assert (folder / "round-2").is_dir()
+
+
+def test_a_folder_of_another_machine_is_left_alone_while_it_gives_signs_of_life(target):
+    folder = left(target, f"elsewhere-{dead_pid()}")
+    _, progress = leftovers.take_up(target, MADE)
+    assert progress.value == {}
+    assert (folder / "round-2").is_dir()
+    old = (folder / leftovers.KEPT / "alive").stat().st_mtime - leftovers.DEAD_SECONDS - 1
+    os.utime(folder / leftovers.KEPT / "alive", (old, old))
+    _, progress = leftovers.take_up(target, MADE)
+    assert progress.value == {"rounds": 2}
+    assert not folder.exists()
+
+
+def test_a_process_that_begins_again_goes_on_with_its_own_folder(target):
+    own, progress = leftovers.take_up(target, MADE)
+    progress.keep({"rounds": 1})
+    again, progress = leftovers.take_up(target, MADE)
+    assert again == own
+    assert progress.value == {"rounds": 1}
+    assert progress.seconds > 0
+    _, other = leftovers.take_up(target, MADE | {"code": "d"})
+    assert other.value == {}
+
+
+def test_of_several_the_one_worked_on_last_goes_on(target):
+    older, newer = left(target, here(dead_pid()), rounds=1), left(target, f"elsewhere-{dead_pid()}", rounds=2)
+    for age, folder in ((3000, older), (2000, newer)):
+        sign = folder / leftovers.KEPT / "alive"
+        moment = sign.stat().st_mtime - age
+        os.utime(sign, (moment, moment))
+    _, progress = leftovers.take_up(target, MADE)
+    assert progress.value == {"rounds": 2}
+    assert len(list(target.parent.iterdir())) == 1
+
+
+def test_a_torn_record_counts_as_none(target):
+    folder = left(target, here(dead_pid()))
+    (folder / leftovers.KEPT / "record.json").write_text('{"made": ')
+    assert leftovers.take_up(target, MADE)[1].value == {}
+
+
+def test_a_folder_that_was_taken_over_is_not_published(results):
+    work = runs.begin(TrainConfig(rounds=2), runs.find("partition"))
+    work.folder.rename(work.folder.with_name(".taken"))
+    work.path("late.txt").write_text("written after another process took the folder over")
+    with pytest.raises(runs.StageError, match="another process took this one for dead"):
+        work.publish()
+    assert not work.target.exists()
