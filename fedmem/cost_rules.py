@@ -25,7 +25,7 @@ READS = 1.5e12  # bytes a second, of a GPU's memory
 PAIR_SECONDS = 1.5e-4  # to compare a continuation with a suffix, for every 200 tokens of the two
 ROW_SECONDS = 2e-3  # to deal a row, with the search for copies
 START_SECONDS = {"partition": 8, "train": 12, "generate": 12, "detect": 8, "analyze": 10}  # kernel, imports, page
-START_MB = {"partition": 600, "train": 1000, "generate": 1000, "detect": 700, "analyze": 700}
+START_MB = {"partition": 500, "train": 900, "generate": 800, "detect": 500, "analyze": 500}
 PAGE_MB = 2  # executed notebook, its page and figures
 
 

@@ -49,7 +49,8 @@ def _sharing(plan: Plan, jobs: list[Job]) -> Iterator[str]:
     runs = len(plan.study.runs)
     naive = runs * len(STAGES) + 1
     by_stage = ", ".join(f"{sum(job.stage == stage for job in jobs)} {stage}" for stage in STAGES)
-    yield f"{runs} runs: {naive} notebooks one by one, {len(jobs) + 1} where runs share stages ({by_stage}, the report)"
+    shared = f"{len(jobs) + 1} where runs share stages ({by_stage}, the report)"
+    yield f"{runs} run{'s' * (runs > 1)}: {naive} notebooks one by one, {shared}"
     to_do = len(plan.to_do) + plan.report_to_do
     stale = sum(state == "stale" for state in plan.states.values())
     yield f"to do: {to_do} notebooks" + (f", {stale} of them stale" if stale and not plan.keep_stale else "")
