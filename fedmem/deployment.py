@@ -5,12 +5,16 @@ begin unless every client is, once, with the server's code, model and rows, and 
 Grid does: by client, in client order. It knows nothing of models, strategies or stage folders.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from fedmem.flower_grid import ConfigRecord, FederatedError, Grid, Message, RecordDict
 
-__all__ = ["ClientGrid", "refuse_telemetry", "roll_call"]
+__all__ = ["ClientGrid", "log", "refuse_telemetry", "roll_call"]
+
+log = logging.getLogger("flwr.fedmem")  # shown by `flwr run --stream`
+log.setLevel(logging.INFO)  # of its own, for Flower is silenced while it trains
 
 POLL_SECONDS = 0.5
 ABSENT = (3, 4, 5)  # Flower's error codes for a message or a node that is gone
@@ -139,17 +143,29 @@ class ClientGrid(Grid):
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Push, then the answers in client order, each fetched when it is asked for, so that one is held at a time.
+        """Push, then the answers in client order. They are fetched as they come, so that a failed client ends the run
+        at once, whoever else is still training.
 
         `timeout` is Flower's guess, an hour, and is not heeded: the time is the grid's own.
         """
-        message_ids, end = self.push_messages(messages), time.monotonic() + self.seconds
-        for message_id in sorted(message_ids, key=self.asked.get):
-            while not (reply := self.pull_messages([message_id])):
-                if time.monotonic() > end:
-                    raise FederatedError(
-                        f"client {self.asked[message_id]}, round {self.server_round}: no answer within "
-                        f"{self.seconds:g} s. See the log of its node, or raise round_seconds."
-                    )
-                time.sleep(POLL_SECONDS)
-            yield reply.pop()
+        order, end = list(self.push_messages(messages)), time.monotonic() + self.seconds
+        order.sort(key=self.asked.get)
+        waiting, come = set(order), {}
+        for message_id in order:
+            while message_id in waiting:
+                for reply in self.pull_messages(waiting):
+                    come[reply.metadata.reply_to_message_id] = reply
+                    log.info("round %s: client %s has answered", self.server_round, reply.metadata.src_node_id)
+                waiting -= come.keys()
+                if message_id in waiting:
+                    self._check_time(end, waiting)
+                    time.sleep(POLL_SECONDS)
+            yield come.pop(message_id)
+
+    def _check_time(self, end: float, waiting: set[str]) -> None:
+        if time.monotonic() > end:
+            late = ", ".join(str(client) for client in sorted(self.asked[message_id] for message_id in waiting))
+            raise FederatedError(
+                f"round {self.server_round}: no answer within {self.seconds:g} s from clients: {late}. See the logs of "
+                "their nodes, or raise round_seconds."
+            )

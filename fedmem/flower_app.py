@@ -13,14 +13,13 @@ differ on that machine, `model` and `device`.
 import contextlib
 import functools
 import json
-import logging
 import traceback
 from pathlib import Path
 
 from fedmem import identity, runs, study_files
 from fedmem.clients import read_client, rows_digest
 from fedmem.config import ConfigError, TrainConfig
-from fedmem.deployment import ClientGrid, refuse_telemetry, roll_call
+from fedmem.deployment import ClientGrid, log, refuse_telemetry, roll_call
 from fedmem.flower_grid import (
     ClientApp,
     ConfigRecord,
@@ -36,7 +35,6 @@ __all__ = ["client_app", "server_app"]
 CENTRAL = ("none", "central", "local")  # algorithms without a federation
 
 server_app, client_app = ServerApp(), ClientApp()
-log = logging.getLogger("flwr")  # what `flwr run --stream` and the SuperNode show
 
 
 @server_app.main()
@@ -46,28 +44,34 @@ def serve(grid, context: Context) -> None:
     settings = context.run_config
     dealt = runs.find("partition", settings["partition"])
     work = runs.begin(read_parameters(settings["parameters"]), dealt)
-    config, rows = work.config, dealt.table("rows")
-    digests = {int(client): rows_digest(own) for client, own in rows.groupby("client")}
+    config = work.config
+    digests = {int(client): rows_digest(own) for client, own in dealt.table("rows").groupby("client")}
     parameters = config.model_dump_json()
     expected = {"parameters": parameters, "clients": len(digests), "code": _code(), "model": _model(config)}
     nodes = roll_call(grid, expected, digests, settings["wait_seconds"])
     log.info("all clients are there: %s, on nodes %s", sorted(nodes), [nodes[client] for client in sorted(nodes)])
-    _train(ClientGrid(grid, nodes, parameters, settings["round_seconds"]), context, work, rows)
-    stage = work.publish(device=f"{work.config.device}, a federation of {len(nodes)} nodes")
+    device = _train(ClientGrid(grid, nodes, parameters, settings["round_seconds"]), context, work, dealt)
+    stage = work.publish(device=f"{device}, a federation of {len(nodes)} nodes")
     log.info("published %s", stage)
 
 
-def _train(grid: ClientGrid, context: Context, work: runs.Work, rows) -> None:
-    """Notebook 2's steps, on a grid of nodes."""
-    from fedmem import adapters, federated  # torch, which the roll call does without
+def _train(grid: ClientGrid, context: Context, work: runs.Work, dealt: runs.Stage) -> str:
+    """Notebook 2's steps, on a grid of nodes; returns the server's device."""
+    import pandas as pd
 
-    config, history = work.config, federated.History(work.progress)
+    from fedmem import adapters, evaluation, federated, utility  # torch, which the roll call does without
+
+    config, rows, task = work.config, dealt.table("rows"), dealt.config.task
     model, tokenizer = adapters.load_trainable(config)
-    test_sets = federated.client_datasets(rows, tokenizer, config, split="test")
+    test_sets, history = federated.client_datasets(rows, tokenizer, config, "test"), federated.History(work.progress)
+    measured = [evaluation.measure(model, tokenizer, rows, config, task, server_round=0)]
     checkpoints = federated.Checkpoints(work.path("checkpoints"), model, tokenizer, test_sets, config, history)
     strategy = federated.make_strategy(config, sorted(grid.nodes), history)
     federated.make_server_app(config, strategy, federated.get_arrays(model), checkpoints)(grid, context)
+    measured.append(evaluation.measure(model, tokenizer, rows, config, task, config.rounds))
     work.save_table("curves", history.curves())
+    work.save_table("utility", utility.weighted(pd.concat(measured), rows))
+    return str(model.device)
 
 
 @client_app.query()

@@ -175,7 +175,7 @@ def test_nodes_give_the_in_process_runs_bytes(machines, dealt, tmp_path):
         deployed = stage.path(f"checkpoints/round-{server_round}/model.safetensors").read_bytes()
         assert deployed == final_bytes(tmp_path / "rounds", server_round)
     pd.testing.assert_frame_equal(stage.table("curves"), history.curves())
-    assert stage.manifest["device"] == "auto, a federation of 3 nodes"
+    assert stage.manifest["device"] == "cpu, a federation of 3 nodes"
 
 
 def test_a_client_that_never_comes_is_named_in_bounded_time(machines, dealt):
@@ -248,19 +248,27 @@ def test_telemetry_that_is_on_is_refused(machines, dealt, monkeypatch):
 def test_a_client_that_fails_in_a_round_ends_the_run_with_its_traceback(machines, dealt):
     """The penalty of μ = 1e38 overflows as soon as the weights have moved."""
     parameters = "{algorithm: fedprox, proximal_mu: 1e38, rounds: 1, batch_size: 2}"
-    with pytest.raises(FederatedError, match=r"client 0, round 1: failed[^$]*Traceback[^$]*penalty inf"):
+    with pytest.raises(FederatedError, match=r"client \d, round 1: failed[^$]*Traceback[^$]*penalty inf"):
         serve(Wire(machines), dealt, parameters)
     assert not published(parameters, dealt)
 
 
-def test_a_client_that_stops_answering_in_a_round_is_named(machines, dealt):
-    wire = Wire(machines)
+def asked(wire: Wire, content: RecordDict):
+    """The answers of all clients to one message each, waited for as long as 0.1 s."""
     grid = deployment.ClientGrid(wire, {0: 900, 1: 899, 2: 898}, "{}", seconds=0.1)
-    wire.silent = (899,)
+    return grid.send_and_receive([Message(content, client, "train") for client in range(CLIENTS)])
+
+
+def test_a_client_that_stops_answering_in_a_round_is_named(machines):
     content = RecordDict({"config": ConfigRecord({"server-round": 1})})
-    answers = grid.send_and_receive([Message(content, client, "train") for client in (1, 2)])
-    with pytest.raises(FederatedError, match=r"client 1, round 1: no answer within 0.1 s"):
-        next(answers)
+    with pytest.raises(FederatedError, match=r"round 1: no answer within 0.1 s from clients: 0, 1, 2"):
+        next(asked(Wire(machines, silent=(898, 899, 900)), content))
+
+
+def test_a_failed_client_ends_the_round_while_others_still_train(machines):
+    content = RecordDict({"config": ConfigRecord({"server-round": 1})})
+    with pytest.raises(FederatedError, match=r"client 1, round 1: failed with Flower's code 1[^$]*Traceback"):
+        next(asked(Wire(machines, silent=(898, 900)), content))
 
 
 # --- the federation
@@ -334,8 +342,8 @@ class Federation:
         given = {"wait_seconds": 120, "round_seconds": 240} | settings
         override = " ".join([f"parameters='{parameters}'", *(f"{key}={value}" for key, value in given.items())])
         shown = self._flwr("run", str(self.folder / "app"), "here", "--stream", "--run-config", override)
-        runs_ = json.loads(self._flwr("ls", "here", "--format", "json"))["runs"]
-        return max(runs_, key=lambda run: run["pending-at"])["status"], shown
+        made = json.loads(self._flwr("ls", "here", "--format", "json"))["runs"]
+        return max(made, key=lambda run: run["pending-at"])["status"], shown
 
     def _flwr(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -350,7 +358,7 @@ class Federation:
 def federation(folder, dealt):
     """SuperLink and three nodes, up before the first test and ended after the last one."""
     split = clients.split_clients(dealt, folder / "split")
-    nodes = [shutil.move(path, folder / f"machine-{client}") for client, path in enumerate(split)]
+    nodes = [path.rename(folder / f"machine-{client}") for client, path in enumerate(split)]
     federation = Federation(folder, nodes)
     try:
         federation.start_link()
@@ -381,6 +389,7 @@ def test_a_real_federation_gives_the_in_process_runs_weights(federation, in_proc
     assert status == "finished:completed", shown
     stage = runs.find("train")
     assert f"published results/train/{stage.folder.name}" in shown
+    assert all(f"round {i}: client {client} has answered" in shown for i in (1, 2) for client in range(CLIENTS))
     assert (stage.folder.name, stage.identity) == (in_process.folder.name, in_process.identity)
     assert stage.manifest["files"].keys() == {f for f in in_process.manifest["files"] if not f.startswith("figures/")}
     for server_round in range(3):
@@ -388,4 +397,39 @@ def test_a_real_federation_gives_the_in_process_runs_weights(federation, in_proc
         deployed, other = load_file(stage.path(name)), load_file(in_process.path(name))
         assert deployed.keys() == other.keys()
         assert max(abs(deployed[key] - other[key]).max() for key in other) <= TOLERANCE
+    for name in ("curves", "utility"):
+        pd.testing.assert_frame_equal(stage.table(name), in_process.table(name), atol=TOLERANCE, rtol=TOLERANCE)
     assert stage.manifest["device"].endswith("a federation of 3 nodes")
+
+
+@pytest.mark.notebooks
+def test_a_client_without_its_rows_is_a_failed_run_that_says_so(federation, dealt):
+    rows = federation.data[1] / "rows.parquet"
+    rows.rename(rows.with_suffix(".away"))
+    try:
+        status, shown = federation.run("{rounds: 4}")
+    finally:
+        rows.with_suffix(".away").rename(rows)
+    assert status == "finished:failed"
+    assert "client 1:\nTraceback" in shown
+    assert f"there is no {rows}" in shown
+    assert f"there is no {rows}" in federation.log("node-1")
+    assert not published("{rounds: 4}", dealt)
+
+
+@pytest.mark.notebooks
+def test_a_node_that_is_not_there_is_a_failed_run_that_names_its_client(federation, dealt):
+    federation.stop("node-2")
+    try:
+        status, shown = federation.run("{rounds: 4}", wait_seconds=20)
+    finally:
+        federation.start_node(2)
+    assert status == "finished:failed"
+    assert "clients that did not answer within 20 s: 2 (there are: [0, 1]" in shown
+    assert not published("{rounds: 4}", dealt)
+
+
+@pytest.mark.notebooks
+def test_nothing_is_written_outside_results_and_the_temporary_folder(federation):
+    assert list((federation.folder / "home").iterdir()) == []
+    assert list((federation.folder / "nodes-results").iterdir()) == []
