@@ -68,7 +68,7 @@ def perplexity(table: pd.DataFrame) -> Figure:
     """How well rows of each split are predicted before (open marks) and after training (filled), on a log scale.
 
     table: the table of `utility.weighted`; its first and its last round are drawn, the clients' mean at the right. The
-    gap below each is held-out ÷ training rows after the last round: above 1, the model knows what it saw.
+    factor below each is held-out ÷ training rows after the last round: above 1, the model knows what it saw.
     """
     table = table[table["metric"] == "perplexity"]
     columns = _columns(table)
@@ -80,8 +80,8 @@ def perplexity(table: pd.DataFrame) -> Figure:
         offset = (place - 1) * 0.22
         _before_and_after(axis, table[table["split"] == split], columns, offset, colour, marker, words)
     last = table[table["round"] == table["round"].max()].pivot(index="client", columns="split", values="value")
-    gaps = (last["heldout"] / last["train"]).map("gap {:.3g}".format).str.replace("nan", "n/a")
-    _name_columns(axis, columns, gaps)
+    ratios = (last["heldout"] / last["train"]).map("× {:.3g}".format).str.replace("nan", "n/a")
+    _name_columns(axis, columns, ratios)
     low, high = table["value"].min(), table["value"].max()
     if low < high * 0.999 and np.isfinite(high):
         axis.set_ylim(low / 1.25, high * 1.25)  # an untrained model's splits differ little, and shall look so

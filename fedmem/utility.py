@@ -38,7 +38,7 @@ def of_run(stage) -> dict[str, float]:
     """A run's weighted figures by column name, from its train stage or any stage after it.
 
     utility_rouge_l, or utility_accuracy and utility_macro_f1 (0 … 1); perplexity_train, perplexity_test and
-    perplexity_heldout; perplexity_gap = heldout ÷ train. They are of the run's checkpoint_round, NaN where that is
+    perplexity_heldout; perplexity_ratio = heldout ÷ train. They are of the run's checkpoint_round, NaN where that is
     neither round 0 nor the last; `…_before` is the same of the model before training. Empty where none was measured.
     """
     train = stage.ancestor("train")
@@ -49,7 +49,7 @@ def of_run(stage) -> dict[str, float]:
     pooled = table[table["client"] == POOLED]
     names = np.where(pooled["metric"] == "perplexity", "perplexity_" + pooled["split"], "utility_" + pooled["metric"])
     by_round = pooled.assign(name=names).pivot(index="name", columns="round", values="value")
-    by_round.loc["perplexity_gap"] = by_round.loc["perplexity_heldout"] / by_round.loc["perplexity_train"]
+    by_round.loc["perplexity_ratio"] = by_round.loc["perplexity_heldout"] / by_round.loc["perplexity_train"]
     by_round = by_round.reindex(columns=[last, 0] if last else [0, 0])
     after, before = by_round.iloc[:, 0], by_round.iloc[:, 1]
     return after.to_dict() | before.add_suffix("_before").to_dict()

@@ -54,7 +54,7 @@ def test_learning_curves_have_a_line_for_each_client_and_the_pool():
     assert many.lines[-1].get_ydata() == pytest.approx([2 - 0.145, 1 - 0.145])
 
 
-def test_perplexities_before_and_after_by_client_and_split_with_their_gap():
+def test_perplexities_before_and_after_by_client_and_split_with_their_ratio():
     axis = plots_training.perplexity(table()).axes[0]
     assert axis.get_yscale() == "log"
     before, after = marks(axis, filled=False), marks(axis)
@@ -62,7 +62,7 @@ def test_perplexities_before_and_after_by_client_and_split_with_their_gap():
     assert [series[:3] for series in before] == [[30, 31, 32], [40, 41, 42], [40, 41, 42]]
     assert after[0][3] == pytest.approx(24 ** (1 / 3))  # the mean of equal clients: the geometric one of 2, 3, 4
     # 8/2, 9/3, 10/4, and (8·9·10 / (2·3·4))^(1/3) = 30^(1/3)
-    assert names(axis) == ["0\ngap 4", "1\ngap 3", "2\ngap 2.5", "mean\ngap 3.11"]
+    assert names(axis) == ["0\n× 4", "1\n× 3", "2\n× 2.5", "mean\n× 3.11"]
     low, high = axis.get_ylim()
     assert low < 2
     assert high > 42

@@ -323,13 +323,13 @@ def test_a_runs_columns_are_those_of_its_checkpoint_round(tmp_path, monkeypatch)
     train = work.publish()
     before = {
         "utility_rouge_l_before": 0.1, "perplexity_train_before": 20, "perplexity_test_before": 20,
-        "perplexity_heldout_before": 21, "perplexity_gap_before": 1.05,
+        "perplexity_heldout_before": 21, "perplexity_ratio_before": 1.05,
     }  # fmt: skip
     after = {"utility_rouge_l": 0.4, "perplexity_train": 2, "perplexity_test": 5, "perplexity_heldout": 6}
-    assert of_run(train) == pytest.approx(after | {"perplexity_gap": 3} | before)
+    assert of_run(train) == pytest.approx(after | {"perplexity_ratio": 3} | before)
     for wanted, expected in (
-        (None, after | {"perplexity_gap": 3}),
-        (2, dict.fromkeys([*after, "perplexity_gap"], np.nan)),  # a round that was not measured
+        (None, after | {"perplexity_ratio": 3}),
+        (2, dict.fromkeys([*after, "perplexity_ratio"], np.nan)),  # a round that was not measured
         (0, {name.removesuffix("_before"): value for name, value in before.items()}),
     ):
         stage = runs.begin(GenerateConfig(checkpoint_round=wanted), train).publish()
