@@ -102,6 +102,8 @@ def test_a_large_matrix_stays_readable(n_clients):
     assert len(words(axis)) == (n_clients**2 if n_clients <= READABLE_CLIENTS else 0)
     assert not any("–" in label for label in words(axis))  # too narrow for intervals
     assert len(axis.get_xticklabels()) <= READABLE_CLIENTS
+    assert len(axis.lines) == (2 if n_clients > READABLE_CLIENTS else 0)  # along the diagonal, where no numbers are
+    assert max(axis.figure.get_size_inches()) < 11
 
 
 def test_aggregates_draw_values_and_intervals_of_member_and_control():
@@ -133,6 +135,25 @@ def test_sizes_and_groups_draw_every_client():
     labels = words(plots.groups(groups(2)).axes[0])
     # client 0 has 2, 3, 4 rows of 9 (22, 33, 44 %), client 1 has 1, 3, 4 of 8 (12, 38, 50 %); absent pairs are blank
     assert labels == ["12", "22", "33", "38", "44", "50"]
+
+
+def test_many_groups_stand_in_their_clients_order_with_a_name_here_and_there():
+    names = [f"topic {j}" for j in range(100)]  # by name, topic 10 would follow topic 1
+    table = pd.DataFrame({"client": range(100), "group": names, "rows": 8})
+    axis = plots.groups(table).axes[0]
+    labels = [label.get_text() for label in axis.get_yticklabels()]
+    assert labels == names[::4]
+    assert not words(axis)
+    assert max(axis.figure.get_size_inches()) < 10
+
+
+def test_a_missing_control_says_so():
+    matches, prefixes, clients = tables(3)
+    suffixes = pd.DataFrame({"client": range(3), "member": True})
+    axes = plots.matrix(metrics.cells(matches[matches["member"]], prefixes, clients, suffixes=suffixes)).axes
+    assert axes[1].get_title("left") == "control: there are no held-out texts"
+    assert words(axes[1]) == ["n/a"] * 9
+    assert "n/a" not in words(axes[0])
 
 
 def test_figures_do_not_touch_pyplot_nor_its_settings():

@@ -49,6 +49,21 @@ def test_undefined_figures_are_called_so():
     assert "is not defined" in sentences.over_control(figures(NAN, NAN, NAN, "a"), "intra", "verbatim")
 
 
+def test_a_missing_control_is_called_so():
+    alone = summary([("mr_intra", 0.25, 0.1, 0.4), ("control_intra", NAN, NAN, NAN), ("excess_intra", NAN, NAN, NAN)])
+    text = sentences.aggregate(alone, "intra", "verbatim")
+    assert text.startswith("Of 96 prefixes 25.0 % (10.0 % to 40.0 %) give back a client's own text")
+    assert text.endswith("there is no held-out control here, so how much of it is chance is not known.")
+    assert "there is no held-out control" in sentences.over_control(alone.assign(run="a"), "intra", "verbatim")
+
+
+def test_many_names_are_cut():
+    table = pd.concat([figures(0.2, 0.1, 0.3, f"run{n}") for n in range(12)])
+    text = sentences.over_control(table, "intra", "verbatim")
+    assert "`run7` (20.0 %) and 4 more." in text
+    assert "run8" not in text
+
+
 def test_runs_are_named_by_what_is_shown_of_them():
     table = pd.concat([figures(0.2, 0.1, 0.3, "fedavg"), figures(0.0, -0.1, 0.1, "none")])
     text = sentences.over_control(table, "intra", "verbatim")
