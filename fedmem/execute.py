@@ -20,6 +20,7 @@ from fedmem.pages import to_html
 from fedmem.runs import MANIFEST, StageError, notebook_file, open_stage
 
 START_SECONDS = 300  # for a kernel to answer, on a machine that is busy
+IDLE_IMPORTS = ("rfc3987_syntax", "isoduration", "pyarrow")  # formats of jsonschema (IRIs: two seconds), Hadoop's files
 
 
 class NotebookError(RuntimeError):
@@ -41,11 +42,22 @@ def json_safe(value: Any) -> Any:
     raise NotebookError(f"parameter value {value!r} cannot be handed to a notebook; allowed are JSON's types")
 
 
+def load_papermill():
+    """papermill, imported without what takes longest in it and is of no use here."""
+    idle = [name for name in IDLE_IMPORTS if name not in sys.modules]
+    sys.modules |= dict.fromkeys(idle)  # importing them is an ImportError, which their users allow for
+    try:
+        import papermill
+    finally:
+        for name in idle:
+            del sys.modules[name]
+    return papermill
+
+
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
     """Executes a notebook with this interpreter's kernel; NotebookError names the error or the cell that never ran."""
-    sys.modules.setdefault("rfc3987_syntax", None)  # jsonschema's check of IRIs: seconds to import, no use here
+    papermill = load_papermill()
     import nbformat
-    import papermill
     from nbclient.exceptions import DeadKernelError
 
     parameters = json_safe(parameters)

@@ -59,11 +59,11 @@ class House:
     """A small checkout in a folder, its study, its results, and the `fedmem` command on them."""
 
     def __init__(self, folder: Path, **content):
-        self.folder, self.results, self.acts = folder, folder / "results", folder / "acts"
+        self.folder, self.results, self.acts, self.home = (folder, *(folder / n for n in ("results", "acts", "home")))
         shutil.copytree(REPOSITORY / "fedmem", folder / "fedmem")
         for part in ("base", "tasks"):
             shutil.copytree(REPOSITORY / "params" / part, folder / "params" / part)
-        for made in (folder / "notebooks", self.acts, folder / "params" / "studies", folder / "home"):
+        for made in (folder / "notebooks", self.acts, folder / "params" / "studies", self.home):
             made.mkdir()
         for stage, name in runs.NOTEBOOKS.items():
             self._write_notebook(stage, folder / "notebooks" / f"{name}.ipynb")
@@ -95,7 +95,7 @@ class House:
         """Starts the command in the foreground of nobody, with default signal handlers."""
         settings = os.environ | {
             "FEDMEM_RESULTS": str(self.results), "PYTHONPATH": str(self.folder), "ACT": str(self.acts),
-            "HOME": str(self.folder / "home"), "CUDA_VISIBLE_DEVICES": "",
+            "HOME": str(self.home), "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
         return subprocess.Popen(
             [sys.executable, "-m", "fedmem.cli", *map(str, arguments)], cwd=self.folder, env=settings | environment,
