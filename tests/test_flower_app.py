@@ -4,9 +4,11 @@ Every server binds to 127.0.0.1, on a port that was free; every process is ended
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -280,6 +282,11 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+def end_with_parent() -> None:
+    """For a child about to run: end when the tests' process ends, however it does (PR_SET_PDEATHSIG, Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 class Federation:
     """A SuperLink and a SuperNode for each client, each a process of this test's own."""
 
@@ -322,7 +329,7 @@ class Federation:
             self.processes[name] = subprocess.Popen(
                 [BIN / command, *arguments],
                 stdout=log, stderr=subprocess.STDOUT, cwd=self.folder / "tmp", env=self.environment | environment,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=end_with_parent,
             )  # fmt: skip
 
     def stop(self, name: str) -> None:
@@ -331,7 +338,7 @@ class Federation:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=20)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)  # its own group: what it started and did not end
+            os.killpg(process.pid, signal.SIGKILL)  # its own group: what it started and did not end
         process.wait(timeout=20)
 
     def log(self, name: str) -> str:
