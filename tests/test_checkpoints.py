@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from small_federation import federate, final_bytes, settings, whole
 
 from fedmem.federated import Checkpoints, FederatedError, History
+from fedmem.leftovers import KEPT, Progress
 from fedmem.models import load
 
 pytest_plugins = ["small_fixtures"]
@@ -82,18 +83,26 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_stops_the_run_and_leaves_earlier_rounds_whole(model, train_sets, tokenizer, tmp_path, small_disk):
-    federate(copy.deepcopy(model), train_sets, settings(rounds=3), tmp_path / "enough", tokenizer)
+def test_a_full_disk_stops_the_run_and_it_goes_on_once_there_is_room(
+    new_model, train_sets, tokenizer, tmp_path, small_disk
+):
+    def again() -> Progress:  # as a new process finds it
+        (small_disk / KEPT).mkdir(exist_ok=True)
+        return Progress(small_disk, {"identity": "i", "code": "c"})
+
+    federate(new_model(), train_sets, settings(rounds=3), tmp_path / "enough", tokenizer)
     size = sum(len(content) for content in whole(tmp_path / "enough/round-0").values())
     subprocess.run(["mount", "-o", f"remount,size={size * 5 // 2}", str(small_disk)], check=True)
-    with pytest.raises(
-        FederatedError, match=r"round 2: its checkpoint could not be written to .*round-2.*No space"
-    ) as e:
-        federate(model, train_sets, settings(rounds=3), small_disk / "rounds", tokenizer)
-    assert "Make room there" in str(e.value)
+    says = r"round 2: its checkpoint could not be written to .*round-2.*No space(.|\n)*Make room there"
+    with pytest.raises(FederatedError, match=says):
+        federate(new_model(), train_sets, settings(rounds=3), small_disk / "rounds", tokenizer, progress=again())
+    assert again().value["rounds"] == {"rounds": 1}
     assert sorted(path.name for path in (small_disk / "rounds").iterdir()) == ["round-0", "round-1"]
     for server_round in ("round-0", "round-1"):
         assert whole(small_disk / "rounds" / server_round) == whole(tmp_path / "enough" / server_round)
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    federate(new_model(), train_sets, settings(rounds=3), small_disk / "rounds", tokenizer, progress=again())
+    assert whole(small_disk / "rounds") == whole(tmp_path / "enough")
 
 
 def test_a_folder_that_may_not_be_written_is_an_error_with_its_round(model, tokenizer, tmp_path):
