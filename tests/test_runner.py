@@ -129,6 +129,31 @@ def test_killed_hard_it_leaves_no_kernel_and_no_lock(house, who):
     assert sum(note[:2] == ["train", "ended"] for note in house.notes()) == 1
 
 
+POOL = """
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import time
+from fedmem.detect.settings import AlignmentSettings
+from fedmem.detect.stage import _start_worker
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, get_context("spawn"), _start_worker, (AlignmentSettings(),))
+    pool.submit(print, flush=True).result()
+    print(*pool._processes, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_the_detectors_processes_end_with_a_kernel_that_is_killed(tmp_path):
+    (tmp_path / "pool.py").write_text(POOL)
+    kernel = subprocess.Popen([sys.executable, tmp_path / "pool.py"], stdout=subprocess.PIPE, text=True)
+    workers = [int(pid) for pid in kernel.stdout.read(1) and kernel.stdout.readline().split()]
+    assert workers
+    kernel.kill()
+    kernel.wait()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 15)
+
+
 # --- retries --------------------------------------------------------------------------------------------------------
 
 DIES_ONCE = """

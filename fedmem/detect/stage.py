@@ -7,12 +7,14 @@ Knows the tables of prefixes and suffixes; does not count anything.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from math import nan
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -162,7 +164,14 @@ def _compared(blocks: list[Block], settings: AlignmentSettings, workers: int) ->
 
 def _start_worker(settings: AlignmentSettings) -> None:
     global _comparer
+    Thread(target=_end_with_parent, daemon=True).start()
     _comparer = Comparer(settings)
+
+
+def _end_with_parent() -> None:
+    """A worker whose kernel is killed would wait for its next block for ever."""
+    parent_process().join()
+    os._exit(1)
 
 
 def _work(block: Block) -> tuple[int, Found]:
