@@ -78,8 +78,8 @@ def describe(config) -> str:
 def _settings(config) -> list[str]:
     if config.algorithm == "none":
         return []
-    work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
-    settings = [f"{config.rounds} rounds", work]
+    work = (config.local_steps, "local step") if config.local_steps else (config.local_epochs, "local epoch")
+    settings = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((config.rounds, "round"), work)]
     if config.algorithm == "fedprox":
         settings.append(f"μ = {config.proximal_mu:g}")
     if config.algorithm not in ("central", "local"):
