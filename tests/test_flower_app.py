@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,9 +20,9 @@ import pandas as pd
 import pytest
 from flwr.app import Error
 from safetensors.numpy import load_file
-from small_federation import federate, final_bytes
+from small_federation import federate, whole
 
-from fedmem import cli, clients, deployment, federated, flower_app, models, runs
+from fedmem import adapters, cli, clients, deployment, federated, flower_app, models, runs
 from fedmem.config import ConfigError, PartitionConfig, TrainConfig
 from fedmem.execute import execute
 from fedmem.flower_grid import ConfigRecord, Context, FederatedError, Message, RecordDict
@@ -166,16 +167,26 @@ def published(parameters: str, dealt: runs.Stage) -> bool:
     return any(stage.identity == identity for stage in runs.finished("train"))
 
 
-def test_nodes_give_the_in_process_runs_bytes(machines, dealt, tmp_path):
-    serve(Wire(machines), dealt)
+SMALL = "rounds: 2, local_epochs: 1, batch_size: 2, utility_rows: 0, perplexity_rows: 1"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        f"{{algorithm: fedprox, proximal_mu: 0.1, {SMALL}}}",
+        f"{{algorithm: FedAdam, strategy_options: {{eta: 0.01}}, {SMALL}}}",
+        f"{{algorithm: fedavg, finetuning: lora, update_clip: 0.05, update_noise: 0.1, {SMALL}}}",
+    ],
+    ids=["fedprox", "FedAdam", "lora-clipped"],
+)
+def test_nodes_give_the_in_process_runs_bytes(machines, dealt, tmp_path, parameters):
+    serve(Wire(machines), dealt, parameters)
     stage, rows = runs.find("train"), partition_rows()
     config = stage.config
-    model, tokenizer = models.load(config.model, "cpu")
+    model, tokenizer = adapters.load_trainable(config)
     sets = [federated.client_datasets(rows, tokenizer, config, split=split) for split in ("train", "test")]
     history = federate(model, sets[0], config, tmp_path / "rounds", tokenizer, sets[1])
-    for server_round in range(3):
-        deployed = stage.path(f"checkpoints/round-{server_round}/model.safetensors").read_bytes()
-        assert deployed == final_bytes(tmp_path / "rounds", server_round)
+    assert whole(stage.path("checkpoints")) == whole(tmp_path / "rounds")
     pd.testing.assert_frame_equal(stage.table("curves"), history.curves())
     assert stage.manifest["device"] == "cpu, a federation of 3 nodes"
 
@@ -432,7 +443,8 @@ def test_a_node_that_is_not_there_is_a_failed_run_that_names_its_client(federati
     finally:
         federation.start_node(2)
     assert status == "finished:failed"
-    assert "clients that did not answer within 20 s: 2 (there are: [0, 1]" in shown
+    missing = re.search(r"clients that did not answer within 20 s: ([\d, ]+) \(there are", shown)
+    assert "2" in missing[1]  # and on a machine that is very busy, others
     assert not published("{rounds: 4}", dealt)
 
 
