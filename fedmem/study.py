@@ -194,7 +194,7 @@ def plan(study: Study, keep_stale: bool = False) -> Plan:
     except runs.StageError:
         return result
     expected = runs.report_identity({run.name: run.jobs["analyze"].identity for run in study.runs})
-    if report.identity == expected:
+    if report.identity == expected and (study.folder / "report.html").is_file():  # the page comes after the rest
         stale = report.manifest["code"] != code["studies"] or "stale" in states.values()
         result.report = "stale" if stale else "finished"
     return result

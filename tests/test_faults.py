@@ -1,6 +1,7 @@
 """A few faults of each kind on notebooks that do next to nothing; `tests/faults.py` does them on the real ones."""
 
 import os
+import shutil
 import signal
 
 import faults
@@ -11,6 +12,13 @@ pytestmark = pytest.mark.notebooks
 MOUNTS = pytest.mark.skipif(not faults.can_mount(), reason="a full disk and a read-only one need the right to mount")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """(house, digests, seconds of each job) of a run that nothing disturbs."""
+    house = House(tmp_path_factory.mktemp("undisturbed"))
+    return house, *faults.undisturbed(house)
+
+
 @pytest.fixture
 def house(tmp_path):
     made = House(tmp_path)
@@ -19,15 +27,14 @@ def house(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_kills_leave_nothing_half_written_and_a_rerun_gives_the_same_bytes(house, capsys):
-    for stage in ("partition", "train", "analyze"):
-        house.act(stage, "time.sleep(1)")
-    faults.kills(house, 3, seed=3, log=print)
+def test_kills_leave_nothing_half_written_and_a_rerun_gives_the_same_bytes(house, undisturbed, capsys):
+    _, expected, seconds = undisturbed
+    faults.kills(house, expected, seconds, 3, seed=3, log=print)
     assert "the undisturbed bytes" in capsys.readouterr().out
 
 
-def test_of_several_runners_one_works(house):
-    faults.two_at_once(house, print)
+def test_of_several_runners_one_works(house, undisturbed):
+    faults.several_at_once(house, undisturbed[1], print)
 
 
 @MOUNTS
@@ -36,14 +43,14 @@ def test_results_that_cannot_be_written_are_named(house):
 
 
 @MOUNTS
-def test_a_full_disk_is_named_and_leaves_nothing_half_written(house):
-    faults.full_disks(house, [60], print)
+def test_a_full_disk_is_named_and_leaves_nothing_half_written(house, undisturbed):
+    faults.full_disks(house, undisturbed[1], [60], print)
 
 
-def test_what_is_damaged_is_seen(house):
+def test_what_is_damaged_is_seen(undisturbed, tmp_path):
     """The check of the checks: it must be able to fail."""
-    assert house.run("run", house.study).returncode == 0
-    assert not faults.damage(house.results)
-    (made,) = house.results.glob("detect/*/made.json")
+    results = shutil.copytree(undisturbed[0].results, tmp_path / "results")
+    assert not faults.damage(results)
+    (made,) = results.glob("detect/*/made.json")
     made.write_text("{}")
-    assert faults.damage(house.results) == [f"{made} is not what was published"]
+    assert faults.damage(results) == [f"{made} is not what was published"]
