@@ -70,15 +70,21 @@ class StageConfig(BaseModel):
     def __hash__(self) -> int:
         return hash(self.model_dump_json())  # lists and mappings have no hash of their own
 
+    def matters(self, name: str) -> bool:
+        """Whether a parameter has any meaning beside the others."""
+        when = type(self).model_fields[name].json_schema_extra["when"]
+        return all(getattr(self, other) in allowed for other, allowed in when.items())
+
     def effective(self) -> dict[str, Any]:
         """The parameters that identify the stage's result: those that cannot matter are null, the rest as set."""
-        values = {}
-        for name, info in type(self).model_fields.items():
-            extra = info.json_schema_extra
-            if extra["identity"]:
-                matters = all(getattr(self, other) in allowed for other, allowed in extra["when"].items())
-                values[name] = getattr(self, name) if matters else None
-        return values
+        fields = type(self).model_fields
+        identifying = [name for name in fields if fields[name].json_schema_extra["identity"]]
+        return {name: getattr(self, name) if self.matters(name) else None for name in identifying}
+
+    def settled(self) -> Self:
+        """The same with what cannot matter at its default, so that runs of one identity cannot differ by it."""
+        fields = type(self).model_fields
+        return self.model_copy(update={name: fields[name].default for name in fields if not self.matters(name)})
 
     def table(self):
         """The resolved parameters as a notebook shows them: a styled table (parameter, value, matters, meaning)."""

@@ -286,7 +286,7 @@ def begin(config: StageConfig, parent: Stage | None = None) -> Work:
     while ancestor is not None:
         configs = {ancestor.name: ancestor.config} | configs
         ancestor = ancestor.parent
-    config = check_together(configs)[config.stage]
+    config = check_together(configs)[config.stage].settled()
     digests = outside_digests(config)
     stage_identity = identity(config, parent.identity if parent else None, digests)
     parents = (parent,) if parent else ()

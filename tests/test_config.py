@@ -200,3 +200,13 @@ def test_models_with_lists_and_mappings_can_be_compared_and_hashed():
     assert one == other
     assert hash(one) == hash(other)
     assert hash(one) != hash(PartitionConfig())
+
+
+def test_what_cannot_matter_is_at_its_default_once_settled():
+    given = create_all(
+        {"algorithm": "none", "loss_on": "response", "finetuning": "lora", "lora_rank": 4, "max_tokens": 64}
+    )
+    settled = given["train"].settled()
+    assert (settled.loss_on, settled.finetuning, settled.lora_rank, settled.max_tokens) == ("all", "full", 8, 64)
+    assert settled.effective() == given["train"].effective()
+    assert given["train"].slug == settled.slug

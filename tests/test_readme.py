@@ -43,8 +43,8 @@ def test_links_lead_somewhere(link):
 
 
 def test_make_targets_exist():
-    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", README, flags=re.MULTILINE)) <= targets
+    targets = set(re.findall(r"^([a-z0-9-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make ([a-z0-9-]+)", README, flags=re.MULTILINE)) <= targets
 
 
 def test_the_environment_installs_the_lock_and_the_project():
