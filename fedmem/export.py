@@ -26,9 +26,9 @@ from fedmem.scrub import MASK, Scrubber
 
 # tables of figures; all others hold text or row ids
 TABLES = {
-    "train": ("curves",),
+    "train": ("curves", "utility"),
     "analyze": ("cells", "excess", "summary", "kinds", "exclusions", "measurable", "extracted", "settling"),
-    "studies": ("summary", "comparisons"),
+    "studies": ("summary", "comparisons", "published", "findings"),
 }
 RECORDS = {"analyze": ("mr.json",), "studies": ("study.json", "runs.csv")}
 LEFT_OUT = f"{MASK} left out: it held text of the corpus"

@@ -71,13 +71,6 @@ def points(task: str, parameter: str) -> pd.DataFrame:
     return chosen[["setting", "metric", "value"]].reset_index(drop=True)
 
 
-def beside(task: str, algorithm: str) -> dict[str, float]:
-    """The paper's {metric: value} for a run of its main table; empty for a task or algorithm that it does not have."""
-    table = main_figures()
-    chosen = table[(table["task"] == task) & (table["algorithm"] == algorithm)]
-    return dict(zip(chosen["metric"], chosen["value"], strict=True))
-
-
 def dialog_matrix() -> pd.DataFrame:
     """MR(j→k) of the dialog task: prefix_client, suffix_client, ratio."""
     rows = [(j, k, value / 100) for j, line in enumerate(_DIALOG) for k, value in enumerate(line)]

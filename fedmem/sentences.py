@@ -141,7 +141,9 @@ def over_control(summary: pd.DataFrame, part: str, counting: str) -> str:
     words = [f"`{row['run']}` ({percent(row['value'])})" for row in above.to_dict("records")]
     rest = [run for run in known["run"] if run not in set(above["run"])]
     parts = [f"is above its held-out control in {_listed(words)}"] if words else []
-    parts += [f"is not told from it in {_listed(_names(rest))}"] if rest else []
+    parts += (
+        [f"is not told from {'it' if words else 'its held-out control'} in {_listed(_names(rest))}"] if rest else []
+    )
     return f"MR_{part} under {counting} counting {'; it '.join(parts)}. {PREFIXES_ALONE}"
 
 
@@ -154,9 +156,10 @@ def intra_over_inter(found: dict[str, dict]) -> str:
     parts = [
         f"MR_intra is above MR_inter in {_listed(_names(above))}" if above else "",
         f"below it in {_listed(_names(below))}" if below else "",
-        f"not told apart in {_listed(_names(open_))}" if open_ else "",
+        f"the two are not told apart in {_listed(_names(open_))}" if open_ else "",
     ]
-    return ("; ".join(part for part in parts if part) or f"MR_inter {UNDEFINED}") + "."
+    text = "; ".join(part for part in parts if part)
+    return f"MR_intra and MR_inter: {text}." if known and not above else f"{text or f'MR_inter {UNDEFINED}'}."
 
 
 def comparison(table: pd.DataFrame, part: str = "total", level: float = 0.05) -> str:

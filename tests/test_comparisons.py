@@ -162,11 +162,6 @@ def test_perplexity_gap_by_hand():
 
 
 def test_published_figures():
-    assert paper.beside("dialog", "fedavg") == pytest.approx(
-        {"mr_intra": 0.01533, "mr_inter": 0.01446, "mr_total": 0.03992}
-    )
-    assert paper.beside("qa", "central") == pytest.approx({"mr_total": 0.0215})
-    assert paper.beside("qa", "none") == {}
     prefix = paper.points("summarization", "prefix_tokens").set_index(["metric", "setting"])["value"]
     assert prefix["mr_inter", 100] == pytest.approx(0.00004)
     assert prefix["mr_intra", 10] == pytest.approx(0.00508)
