@@ -101,7 +101,8 @@ def test_three_files_and_a_checkpoint_give_the_matrix(place, clients, results):
     page = (analysis.folder / "notebook.html").read_text()
     text = read(clients[0])[0]["text"]
     assert text[:40] not in page  # a file's text is masked
-    again = fedmem("audit", "--model", place / "model", *options, *greedy, "--name", "mine", results=results)
+    words = ("--name", "mine", "--keep-stale")
+    again = fedmem("audit", "--model", place / "model", *options, *greedy, *words, results=results)
     assert "nothing to do" in again.stdout
 
 
@@ -109,6 +110,7 @@ def test_three_files_and_a_checkpoint_give_the_matrix(place, clients, results):
 def test_notebook_1_deals_held_out_files_apart(place, clients, results):
     made = audit.study_of(str(place / "model"), clients, [place / f"apart_{name}.jsonl" for name in "abc"])
     job = made.runs[0].jobs["partition"]
+    results.mkdir()
     execute(REPOSITORY / "notebooks" / "1_partition.ipynb", results / "out.ipynb", job.parameters())
     rows = runs.open_stage(job.folder).table("rows")
     assert rows.groupby(["client", "split"]).size().to_dict() == {
