@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from fedmem.execute import put_copies
 GRACE_SECONDS = 30  # for an interrupted session to end by itself
 SNAKEFILE = runs.PACKAGE / "Snakefile"
 DEFAULTS = {"gpu": 0, "mem_mb": 4000, "runtime": 240, "disk_mb": 1000}  # of a job that states none; runtime: minutes
+FULL_BYTES = 4_000_000  # a disk with less is full
 LEAST_MB = 2000  # of a submitted job: Snakemake, papermill and a kernel side by side
 
 
@@ -280,15 +282,22 @@ def _outcome(code: int, folder: Path) -> int:
     """Prints what failed, and what a job that died said; 0 when all is done, else 1."""
     if not code:
         return 0
-    said = [*sorted(folder.glob("*.failed")), *sorted(folder.glob("*.died"))]
-    for path in said:
-        if not path.with_suffix(".done").exists():
-            print(f"fedmem: {path.read_text(encoding='utf-8')}", file=sys.stderr)
+    if (free := shutil.disk_usage(folder).free) < FULL_BYTES:  # then even what failed may be told nowhere else
+        print(
+            f"fedmem: No space left: {free // 1024} KB are free at {runs.results_root()}; make room, or set "
+            "FEDMEM_RESULTS to another disk; the same command goes on from here",
+            file=sys.stderr,
+        )
+    marks = [*sorted(folder.glob("*.failed")), *sorted(folder.glob("*.died"))]
+    said = {path: path.read_text(encoding="utf-8") for path in marks if not path.with_suffix(".done").exists()}
+    for text in filter(None, said.values()):
+        print(f"fedmem: {text}", file=sys.stderr)
     speechless = [name for name in Progress.of(folder).running if not (folder / f"{name}.died").exists()]
     if speechless or not said:
         log = folder / "snakemake.log"
-        for line in dict.fromkeys(re.findall(r"^ +message: (?!None)(.*)$", log.read_text(encoding="utf-8"), re.MULTILINE)):
-            print(f"fedmem: {line}", file=sys.stderr)  # what the cluster said
+        told = re.findall(r"^ +message: (?!None)(.*)$", log.read_text(encoding="utf-8"), re.MULTILINE)
+        for line in dict.fromkeys(told):  # what the cluster said
+            print(f"fedmem: {line}", file=sys.stderr)
         about = f"{', '.join(speechless)} ended without a word" if speechless else "the runner failed"
         print(f"fedmem: {about}; the log is {log}", file=sys.stderr)
     return 1
