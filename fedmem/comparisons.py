@@ -158,12 +158,12 @@ def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) 
     """The summary's rows with `setting`, their run's value of one parameter, and `line`, its values of the others.
 
     summary: `metrics.summary` with a column run. Runs that differ in the parameter alone share a line; it is named by
-    the other parameters that vary among the lines. Runs that share theirs with no other are left out.
+    the other parameters that tell the lines apart. Runs that share theirs with no other are left out.
     """
     texts = told(parameters).drop(columns=parameter)
     settings = told(parameters)[parameter].groupby([texts[name] for name in texts], sort=False).transform("nunique")
     texts = texts[(settings > 1) & parameters[parameter].notna()]
-    others = [name for name in texts if texts[name].nunique() > 1]
+    others = _telling(texts)
     lines = texts[others].agg(", ".join, axis=1) if others else pd.Series("", index=texts.index)
     table = summary[summary["run"].isin(texts.index)]
     table = table.assign(setting=table["run"].map(parameters[parameter]), line=table["run"].map(lines))
@@ -198,6 +198,17 @@ def perplexity_gap(curves: pd.DataFrame, round_: int) -> float:
         weight = rows["tokens"].to_numpy(float)
         losses.append(np.average(rows["value"], weights=weight) if weight.sum() else np.nan)
     return float(np.exp(losses[0]) - np.exp(losses[1]))
+
+
+def _telling(texts: pd.DataFrame) -> list[str]:
+    """The columns, first ones first, that tell rows apart which those before them do not."""
+    names: list[str] = []
+    groups = 1
+    for name in texts:
+        found = texts.groupby([*names, name]).ngroups
+        if found > groups:
+            names, groups = [*names, name], found
+    return names
 
 
 def told(parameters: pd.DataFrame) -> pd.DataFrame:

@@ -143,6 +143,12 @@ def test_runs_that_differ_in_one_parameter_share_a_line(parameters):
     by_task = comparisons.by_setting(summary, parameters, "task").set_index("run")
     assert by_task["setting"].to_dict() == {"prox": "dialog", "qa-prox": "qa"}
     assert set(by_task["line"]) == {""}  # nothing else varies among them
+    each = parameters.assign(prefix_tokens=[30, 30, 100, 100, 30, 30], algorithm="fedavg", train_seed=0)
+    each = each.assign(
+        task=["qa", "dialog"] * 3, hub_dataset=["a", "b"] * 3
+    )  # what follows from the task names no line
+    lines = comparisons.by_setting(summary, each, "prefix_tokens").set_index("run")["line"]
+    assert set(lines) == {"qa", "dialog"}
     longer = parameters.assign(
         prefix_tokens=[30, 30, 100, 100, 30, 30], algorithm="fedavg", train_seed=[0, 1, 0, 1, 5, 6]
     )
