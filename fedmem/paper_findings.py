@@ -115,7 +115,7 @@ def _claim(words: str, task: str, compared: str, found: dict) -> dict:
 
 
 def _easier(cells: pd.DataFrame) -> dict | None:
-    """The client whose suffixes others' prefixes bring back most against the one of the fewest; None if all are alike."""
+    """The client whose suffixes others bring back most, against the one of the fewest; None if all are alike."""
     rows = cells.query("counting == 'paper' and member and prefix_client != suffix_client")
     shares = rows.groupby("suffix_client")[["hits", "n"]].sum(min_count=1)
     shares = shares.assign(share=shares["hits"] / shares["n"]).dropna()
