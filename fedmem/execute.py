@@ -65,6 +65,7 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
         papermill.execute_notebook(
             str(notebook), str(output), parameters=parameters, kernel_name="python3",
             progress_bar=False, log_output=False, cwd=str(notebook.parent), start_timeout=START_SECONDS,
+            shutdown_kernel="immediate",  # its work is published; a second to take modules down serves nobody
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         raise NotebookError(f"{error.ename}: {error.evalue}") from None
@@ -187,4 +188,7 @@ def _end_with(runner: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # as with the kernel: nothing is left to be done

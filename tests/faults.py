@@ -93,11 +93,16 @@ def undisturbed(house: House) -> tuple[dict[str, str], dict[str, float]]:
     return digests(house.results), {id: max(0.2, end - begin) for id, (begin, end) in moments.items()}
 
 
-def kill(house: House, who: str, seconds: dict[str, float], among: random.Random) -> str:
-    """Starts a run, kills at a moment of one of the jobs it has to do, sees to what is left; returns what was done."""
+def kill(house: House, who: str, seconds: dict[str, float], among: random.Random) -> tuple[str, bool]:
+    """Starts a run, kills at a moment of one of the jobs it has to do, sees to what is left.
+
+    Returns what was done, and whether the run ended well nevertheless.
+    """
     process = house.begin("run", house.study, "--cores", 1)
-    until(lambda: {"front": process.pid}.items() <= _lock(house).items() and "session" in _lock(house), 300)
-    about = _lock(house)
+    until(lambda: process.poll() is not None or _session_of(house, process.pid), 300)
+    about = _session_of(house, process.pid)
+    if not about:  # the one before was killed when all was done
+        return f"{process.communicate()[0].splitlines()[0]}", process.returncode == 0
     jobs = json.loads(Path(about["session"], "jobs.json").read_text(encoding="utf-8"))
     job = jobs[int(among.random() ** 2 * len(jobs))]["id"]  # the first ones oftener, so that something stays to do
     until(lambda: process.poll() is not None or Path(about["session"], f"{job}.started").exists(), 1800)
@@ -135,8 +140,9 @@ def kills(house: House, expected: dict[str, str], seconds: dict[str, float], num
     log(f"undisturbed: {len(expected)} files to compare, {sum(seconds.values()):.0f} s in {len(seconds)} jobs")
     among = random.Random(seed)
     for count in range(number):
-        log(f"{count + 1}: {kill(house, WHO[count % len(WHO)], seconds, among)}")
-        if (house.results / "studies" / house.study.stem / "report.html").is_file():
+        line, ended_well = kill(house, WHO[count % len(WHO)], seconds, among)
+        log(f"{count + 1}: {line}")
+        if ended_well:
             compare(house, expected, log)
             shutil.rmtree(house.results)
     done = house.run("run", house.study, "--cores", 1)

@@ -105,7 +105,7 @@ class House:
 
     def run(self, *arguments, **environment) -> subprocess.CompletedProcess:
         process = self.begin(*arguments, **environment)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=1800)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def processes(self) -> dict[int, str]:
