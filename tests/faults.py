@@ -124,14 +124,15 @@ def kill(house: House, who: str, seconds: dict[str, float], among: random.Random
     assert not found, found
     finished = len(list(house.results.glob("*/[!.]*/manifest.json")))
     told = next((line for line in said if line.startswith("fedmem:")), "nothing")
-    return (
-        f"{who} killed {delay:.1f} s into {job}: {finished} stages whole, exit {process.returncode}, said: {told[:110]}"
-    )
+    ended = f"{finished} stages whole, exit {process.returncode}, said: {told[:110]}"
+    return f"{who} killed {delay:.1f} s into {job}: {ended}", process.returncode == 0
 
 
-def _lock(house: House) -> dict:
+def _session_of(house: House, front: int) -> dict:
+    """What the lock says of the session that this process began; {} before it did."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads((house.results / ".runner" / "lock").read_text())
+        about = json.loads((house.results / ".runner" / "lock").read_text(encoding="utf-8"))
+        return about if about["front"] == front and "session" in about else {}
     return {}
 
 
