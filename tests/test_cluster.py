@@ -6,6 +6,7 @@ every job for real, from a submit command, as any batch system would.
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_house import House, until
 
+pytestmark = pytest.mark.notebooks
 REPOSITORY = Path(__file__).resolve().parent.parent
 SLURM = REPOSITORY / "params" / "profiles" / "slurm"
 STAGES = ("partition", "train", "generate", "detect", "analyze")
@@ -84,7 +87,6 @@ def value(arguments, name):
     return arguments[arguments.index(name) + 1]
 
 
-@pytest.mark.notebooks
 def test_every_stage_is_submitted_with_what_the_study_asks_for(submissions):
     assert set(submissions) == {*STAGES, "studies"}
     assert value(submissions["train"], "--mem") == "24000"
@@ -96,14 +98,29 @@ def test_every_stage_is_submitted_with_what_the_study_asks_for(submissions):
         assert "--nodes=1" in arguments
 
 
-@pytest.mark.notebooks
 def test_a_gpu_is_asked_for_where_it_is_of_use_and_nowhere_else(submissions):
     with_gpu = {stage for stage, arguments in submissions.items() if "--gpus=1" in " ".join(arguments)}
     assert with_gpu == {"train", "generate"}
 
 
-@pytest.mark.notebooks
 def test_a_submitted_job_finds_interpreter_and_session(submissions):
     wrapped = submissions["analyze"][-1]
     assert wrapped.startswith(f"--wrap={sys.executable} -m snakemake")
     assert "/results/.runner/" in value(submissions["analyze"], "-D")
+
+
+def test_an_interrupt_cancels_what_was_submitted(tmp_path):
+    house = House(tmp_path)
+    house.act("partition", "time.sleep(100)")
+    submit, cancel = '#!/bin/sh\nsetsid sh "$1" > /dev/null 2>&1 < /dev/null &\necho $!\n', '#!/bin/sh\nkill -- "-$1"\n'
+    for name, source in {"submit": submit, "cancel": cancel}.items():
+        (tmp_path / name).write_text(source)
+        (tmp_path / name).chmod(0o755)
+    given = ("--executor", "cluster-generic", "--jobs", 2)
+    commands = [f"--cluster-generic-{name}-cmd={tmp_path / name}" for name in ("submit", "cancel")]
+    front = house.begin("run", house.study, "--", *given, *commands)
+    until(lambda: house.notes())
+    os.kill(front.pid, signal.SIGINT)
+    _, err = front.communicate(timeout=120)
+    assert front.returncode == 130, err
+    until(lambda: not house.processes(), 20)  # neither Snakemake, nor the job, nor its kernel
