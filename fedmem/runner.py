@@ -212,7 +212,7 @@ def _executor(arguments: list[str]) -> str:
 
 
 def _placed(job: dict[str, Any], devices: list[str] | None) -> dict[str, Any]:
-    """A job with its resources complete, the environment of its process, and the GPUs that it may take one of.
+    """A job with its resources and threads, the environment of its process, and the GPUs that it may take one of.
 
     devices: this machine's GPUs; None when the job runs on a cluster, which deals its own. A job that asks for no GPU
     sees none, so that each is one job's alone.
@@ -225,8 +225,10 @@ def _placed(job: dict[str, Any], devices: list[str] | None) -> dict[str, Any]:
             environment["CUDA_VISIBLE_DEVICES"] = ""
     else:
         resources["mem_mb"] = max(resources["mem_mb"], LEAST_MB)
-    return {"threads": 1} | job | {
+    given = job["parameters"] | job["parameters"].get("options", {})
+    return job | {
         "resources": resources, "environment": environment, "gpus": devices if resources["gpu"] and devices else [],
+        "threads": max(given.get(name, 1) for name in ("detect_workers", "torch_threads")),
     }  # fmt: skip
 
 

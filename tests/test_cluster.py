@@ -50,7 +50,7 @@ def write_study(folder, **content):
     for part in ("base", "tasks"):
         (folder / "params" / part).symlink_to(REPOSITORY / "params" / part)
     sizes = {"train_rows": 6, "test_rows": 2, "heldout_rows": 6, "n_prefixes": 4, "max_new_tokens": 20}
-    content = {"base": "small", "parameters": sizes | {"algorithm": "none"}} | content
+    content = {"base": "small", "parameters": sizes | {"algorithm": "none", "detect_workers": 3}} | content
     path = folder / "params" / "studies" / "tiny.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -92,6 +92,7 @@ def test_every_stage_is_submitted_with_what_the_study_asks_for(submissions):
     assert value(submissions["train"], "--mem") == "24000"
     assert value(submissions["train"], "-t") == "600"
     assert value(submissions["detect"], "--mem") == "7000"
+    assert [stage for stage in submissions if "--cpus-per-task=3" in submissions[stage]] == ["detect"]  # its workers
     for arguments in submissions.values():
         assert int(value(arguments, "--mem")) > 0
         assert int(value(arguments, "-t")) > 0
