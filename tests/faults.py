@@ -139,10 +139,11 @@ def _session_of(house: House, front: int) -> dict:
 def kills(house: House, expected: dict[str, str], seconds: dict[str, float], number: int, seed: int, log) -> None:
     """Kills one after the other on one results folder, which is begun anew whenever all is done and compared."""
     log(f"undisturbed: {len(expected)} files to compare, {sum(seconds.values()):.0f} s in {len(seconds)} jobs")
-    among = random.Random(seed)
-    for count in range(number):
+    among, count = random.Random(seed), 0
+    while count < number:
         line, ended_well = kill(house, WHO[count % len(WHO)], seconds, among)
-        log(f"{count + 1}: {line}")
+        count += "killed" in line
+        log(f"{count}: {line}")
         if ended_well:
             compare(house, expected, log)
             shutil.rmtree(house.results)
