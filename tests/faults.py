@@ -104,7 +104,8 @@ def kill(house: House, who: str, seconds: dict[str, float], among: random.Random
     if not about:  # the one before was killed when all was done
         return f"{process.communicate()[0].splitlines()[0]}", process.returncode == 0
     jobs = json.loads(Path(about["session"], "jobs.json").read_text(encoding="utf-8"))
-    job = jobs[int(among.random() ** 2 * len(jobs))]["id"]  # the first ones oftener, so that something stays to do
+    trainings = [job for job in jobs if job["stage"] == "train"]  # what can be resumed gets every other kill
+    job = among.choice(trainings if trainings and among.random() < 0.5 else jobs)["id"]
     until(lambda: process.poll() is not None or Path(about["session"], f"{job}.started").exists(), 1800)
     delay = among.random() * seconds[job]
     time.sleep(delay)
