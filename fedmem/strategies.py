@@ -71,11 +71,7 @@ class _Demanding:
             )
 
     def _check(self, server_round: int, reply: Message) -> None:
-        if reply.has_error():
-            raise FederatedError(
-                f"{named(reply.metadata.src_node_id)}, round {server_round}: failed with code {reply.error.code}: "
-                f"{reply.error.reason}"
-            )
+        _check_answered(server_round, reply)
         metrics, arrays = reply.content["metrics"], reply.content["arrays"]
         where = f"{named(metrics['client'])}, round {server_round}"
         if metrics["num-examples"] <= 0:
@@ -153,7 +149,7 @@ class _ClippedAndNoised(strategies.DifferentialPrivacyClientSideFixedClipping):
     def aggregate_train(self, server_round, replies):
         replies = sorted(replies, key=_client)
         for reply in replies:  # the wrapper drops a round in which one failed, and goes on
-            self.strategy._check(server_round, reply)
+            _check_answered(server_round, reply)
         before = np.random.get_state()
         np.random.seed(derive_seed(self.train_seed, server_round, NOISE))
         try:
@@ -236,6 +232,14 @@ def _checked_options(config) -> dict:
     if missing := [name for name, p in allowed.items() if p.default is p.empty and name not in given]:
         raise FederatedError(f"strategy_options: {config.algorithm} needs {', '.join(missing)}; options: {said}")
     return given
+
+
+def _check_answered(server_round: int, reply: Message) -> None:
+    if reply.has_error():
+        raise FederatedError(
+            f"{named(reply.metadata.src_node_id)}, round {server_round}: failed with code {reply.error.code}: "
+            f"{reply.error.reason}"
+        )
 
 
 def _client(reply: Message) -> int:
