@@ -132,6 +132,11 @@ class TrainConfig(StageConfig):
         return self
 
     @property
+    def federates(self) -> bool:
+        """Whether several clients' weights are averaged."""
+        return self.algorithm in FEDERATES["algorithm"]
+
+    @property
     def slug(self) -> str:
         model = Path(self.model).name.lower()
         return f"{self.algorithm}-{model}" if self.algorithm == "none" else f"{self.algorithm}-{model}-{self.rounds}r"

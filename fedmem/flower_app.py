@@ -32,8 +32,6 @@ from fedmem.flower_grid import (
 
 __all__ = ["client_app", "server_app"]
 
-CENTRAL = ("none", "central", "local")  # algorithms without a federation
-
 server_app, client_app = ServerApp(), ClientApp()
 
 
@@ -121,7 +119,7 @@ def read_parameters(text: str) -> TrainConfig:
     if not isinstance(values, dict):
         raise ConfigError(f"parameters: got {text!r}; allowed is a mapping such as '{{rounds: 3}}', or a YAML file")
     config = TrainConfig.create(values)
-    if config.algorithm in CENTRAL:
+    if not config.federates:
         raise ConfigError(f"algorithm: got {config.algorithm!r}, which federates nothing: run notebook 2 instead")
     return config
 

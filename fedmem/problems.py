@@ -114,7 +114,7 @@ def _undealt(partition: StageConfig) -> Found:
 def _train(configs: Configs) -> Found:
     train = configs["train"]
     yield from _model(train.model)
-    if train.strategy_options and train.algorithm not in ("none", "central", "local"):
+    if train.strategy_options and train.federates:
         from fedmem.strategies import options_of
 
         known = options_of(train.algorithm)

@@ -196,11 +196,11 @@ def make_strategy(config, clients: int | Iterable[int], history: History) -> str
             strategy = demanding(**everyone, **no_evaluation, **options)
         except ValueError as error:
             raise FederatedError(f"strategy_options of {config.algorithm}: {error}") from error
-    strategy.clients, strategy.history, strategy.update_clip = clients, history, config.update_clip
-    if config.update_clip is None or config.algorithm in ("central", "local"):
-        strategy.update_clip = None
+    clip = config.update_clip if config.federates else None
+    strategy.clients, strategy.history, strategy.update_clip = clients, history, clip
+    if clip is None:
         return strategy
-    wrapped = _ClippedAndNoised(strategy, config.update_noise, config.update_clip, len(clients))
+    wrapped = _ClippedAndNoised(strategy, config.update_noise, clip, len(clients))
     wrapped.train_seed = config.train_seed
     return wrapped
 
@@ -214,7 +214,7 @@ def _flower_class(algorithm: str) -> type:
 
 
 def _checked_options(config) -> dict:
-    if config.algorithm in ("central", "local"):
+    if not config.federates:
         return {}
     allowed, given = options_of(config.algorithm), dict(config.strategy_options)
     said = ", ".join(
