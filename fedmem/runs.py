@@ -110,6 +110,11 @@ class Stage:
         record = self.manifest["parents"]
         return open_stage(self.folder.parent.parent / record[0]["folder"]) if record else None
 
+    @property
+    def configs(self) -> dict[str, StageConfig]:
+        """The resolved parameters of the stage and of its ancestors by stage, a partition's first."""
+        return (self.parent.configs if self.parent else {}) | {self.name: self.config}
+
     def ancestor(self, name: str) -> "Stage":
         """This stage or the one of that name that it descends from."""
         stage = self
@@ -282,10 +287,7 @@ def begin(config: StageConfig, parent: Stage | None = None) -> Work:
     `work.config` is what the stage shall use: derived values (the round that "last" means) are filled in. Raises
     ConfigError or FileNotFoundError before anything is written.
     """
-    configs, ancestor = {config.stage: config}, parent
-    while ancestor is not None:
-        configs = {ancestor.name: ancestor.config} | configs
-        ancestor = ancestor.parent
+    configs = (parent.configs if parent else {}) | {config.stage: config}
     config = check_together(configs)[config.stage].settled()
     digests = outside_digests(config)
     stage_identity = identity(config, parent.identity if parent else None, digests)

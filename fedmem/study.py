@@ -31,6 +31,11 @@ class Job:
     def id(self) -> str:
         return f"{self.stage}-{self.folder.name}"
 
+    @property
+    def configs(self) -> dict[str, StageConfig]:
+        """The parameters of the stage and of its ancestors by stage, a partition's first."""
+        return (self.parent.configs if self.parent else {}) | {self.stage: self.config}
+
     def parameters(self) -> dict[str, Any]:
         """What the stage's notebook is given: its shown parameters, the others as options, and its parent's folder."""
         values = self.config.model_dump()
