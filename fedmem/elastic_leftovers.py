@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fedmem.elastic_server import Server, Vanished
+from fedmem.leftovers import runs_here
 
 ALIAS = "fedmem-indices"
 NAME = re.compile(r"fedmem-[a-z0-9][a-z0-9-]*")
@@ -77,10 +78,4 @@ def _in_use(known: Mapping[str, Any]) -> bool | None:
     """Whether the process that made an index lives; None on another host, where that is not to be seen."""
     if known["host"] != socket.gethostname():
         return None
-    try:
-        os.kill(known["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return runs_here(known["pid"])

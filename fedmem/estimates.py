@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 from fedmem import gpus, runs
@@ -54,12 +53,8 @@ def _far(one: Estimate, other: Estimate) -> float:
 
 def _measured(stage: runs.Stage) -> tuple[Estimate, Estimate] | None:
     """What the rule says of a finished stage, and what it took; None when its parameters are of other code."""
-    configs: dict[str, StageConfig] = {}
     try:
-        ancestor: runs.Stage | None = stage
-        while ancestor is not None:
-            configs[ancestor.name] = ancestor.config
-            ancestor = ancestor.parent
+        configs = stage.configs
     except (ValueError, runs.StageError):
         return None
     manifest = stage.manifest
@@ -79,7 +74,7 @@ def _measured(stage: runs.Stage) -> tuple[Estimate, Estimate] | None:
 
 def estimate(job: Job, asked: Mapping[str, int] | None = None, past: Past | None = None) -> Estimate:
     """What a job will take. asked: resources that files state for it (gpu decides here where it computes)."""
-    configs = configs_of(job)
+    configs = job.configs
     guess = rule(configs, job.stage, (asked or {}).get("gpu", _wants_gpu(job, configs)))
     nearest = past.nearest(job.stage, guess) if past else None
     first = building(configs["train"].model) if job.stage == "train" else 0
@@ -93,27 +88,13 @@ def estimate(job: Job, asked: Mapping[str, int] | None = None, past: Past | None
     return replace(guess, **scaled | {"seconds": scaled["seconds"] + first}, source=took.source)
 
 
-def configs_of(job: Job) -> dict[str, StageConfig]:
-    """The parameters of a job's stage and of its ancestors, by stage."""
-    configs, ancestor = {}, job
-    while ancestor is not None:
-        configs[ancestor.stage] = ancestor.config
-        ancestor = ancestor.parent
-    return configs
-
-
 def _wants_gpu(job: Job, configs: Mapping[str, StageConfig]) -> int:
     if job.stage not in ("train", "generate") or configs["train"].device == "cpu":
         return 0
     if configs["train"].device == "cuda":
         return 1
     size = size_of(configs["train"].model) or UNKNOWN_MODEL
-    return int(size.parameters >= LARGE and bool(_gpus()))
-
-
-@cache
-def _gpus() -> tuple[str, ...]:
-    return tuple(gpus.visible())
+    return int(size.parameters >= LARGE and bool(gpus.visible()))
 
 
 def asked(study: Study) -> dict[str, dict[str, int]]:

@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any
 
 from fedmem.gpus import hold
+from fedmem.leftovers import runs_here
 from fedmem.pages import to_html
 from fedmem.runs import MANIFEST, StageError, notebook_file, open_stage
 
@@ -179,12 +180,9 @@ def main() -> int:
 
 def _end_with(runner: int) -> None:
     """Ends this process, and so its kernel, as soon as the runner is gone."""
-    while True:
-        try:
-            os.kill(runner, 0)
-        except ProcessLookupError:
-            os._exit(1)
+    while runs_here(runner):
         time.sleep(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

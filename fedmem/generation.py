@@ -13,6 +13,7 @@ import pandas as pd
 
 from fedmem import models
 from fedmem.decoding import Decoding
+from fedmem.model_config import context_tokens
 from fedmem.writing import decode, stop_ids, write
 
 __all__ = [
@@ -217,7 +218,7 @@ def continue_prefixes(
 
 
 def _fits(model, prompts: list[list[int]], max_new_tokens: int) -> None:
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_tokens(model.config)
     longest = max(map(len, prompts), default=0)
     if max_new_tokens < 1:
         raise GenerationError(f"max_new_tokens {max_new_tokens}: allowed is a whole number ≥ 1")

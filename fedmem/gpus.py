@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU, where NVIDIA's driver runs
@@ -20,7 +21,7 @@ DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU, where NVIDIA
 def visible() -> list[str]:
     """Names of the CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES writes them; none: an empty list.
 
-    CUDA_VISIBLE_DEVICES where it is set, else what nvidia-smi lists, else the driver's own folder.
+    CUDA_VISIBLE_DEVICES where it is set, else what nvidia-smi or the driver's own folder lists, asked once a process.
     """
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = [name.strip() for name in named.split(",")]
@@ -29,6 +30,7 @@ def visible() -> list[str]:
     return [str(number) for number in range(_count())]
 
 
+@cache
 def _count() -> int:
     if shutil.which("nvidia-smi"):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["KEPT", "Progress", "take_up"]
+__all__ = ["KEPT", "Progress", "runs_here", "take_up"]
 
 KEPT = ".progress"  # what is never published: the sign of life, and how far the stage has come
 BEAT_SECONDS, DEAD_SECONDS = 30, 600
@@ -105,7 +105,7 @@ def _host() -> str:
 def _alive(folder: Path, target: Path) -> bool:
     host, _, pid = folder.name.removeprefix(f".{target.name}.").rpartition("-")
     if host == _host() and pid.isdigit():
-        return _runs(int(pid))
+        return runs_here(int(pid))
     if not host:
         return False  # what was set aside in the moment of publishing
     with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".now-") as now:
@@ -128,7 +128,8 @@ def _record(folder: Path) -> dict:
     return record if isinstance(record, dict) and {"made", "value", "arrays", "seconds"} <= record.keys() else {}
 
 
-def _runs(pid: int) -> bool:
+def runs_here(pid: int) -> bool:
+    """Whether a process of this id lives on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

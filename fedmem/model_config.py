@@ -9,8 +9,14 @@ from typing import Any
 
 from fedmem.config import ConfigError, model_folder
 
-__all__ = ["context_tokens", "read_config"]
+__all__ = ["TOKENIZER_FILES", "context_tokens", "read_config"]
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "spiece.model",
+)  # a folder has one
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # its names in different families
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from fedmem.config import ConfigError, model_folder
+from fedmem.model_config import TOKENIZER_FILES
 from fedmem.recipes import PRESETS, digest
 
 __all__ = [
@@ -35,7 +36,6 @@ IGNORED = -100  # the label that the cross entropy of transformers skips
 SENTINEL = "\u2402content\u2403"  # stands for the user's content while the template is taken apart
 TEMPLATE_DATE = "1 Jan 2025"  # some templates print today's date: a fixed one keeps the bytes the same from day to day
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
 class ModelError(ValueError):

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from fedmem import gpus, hub_cache, runs
 from fedmem.config import ConfigError, StageConfig, closest, model_folder
-from fedmem.estimates import Estimate, configs_of
+from fedmem.estimates import Estimate
+from fedmem.model_config import TOKENIZER_FILES
 from fedmem.model_sizes import size_of
 from fedmem.recipes import RECIPES, WHEELS
 from fedmem.study import Job, Plan
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Problem", "find", "refuse"]
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 CHEAP_BYTES = 20_000_000  # a corpus file up to this size is read whole, to see that it can be dealt
 ROOM = 1.1  # disk that must be free, in units of the estimate
 CHARS_PER_TOKEN = 2  # a text of n tokens has about that many times n characters at the very least
@@ -59,7 +59,7 @@ def find(plan: Plan, estimates: Mapping[str, Estimate]) -> list[Problem]:
     """The problems of a plan's stages that are to do, certain ones first. estimates: of every job, by its id."""
     found: Counter[Problem] = Counter(_results(plan, estimates))
     for job in plan.to_do:
-        configs = configs_of(job)
+        configs = job.configs
         found.update({*CHECKS[job.stage](configs), *_machine(configs, job, estimates[job.id])})
     problems = [replace(problem, stages=count) for problem, count in found.items()]
     return sorted(problems, key=lambda problem: not problem.certain)
@@ -129,7 +129,7 @@ def _train(configs: Configs) -> Found:
             f"max_tokens: got {train.max_tokens}; the context of {train.model} holds {size.context} tokens, and longer "
             "rows would fail: lower max_tokens"
         )
-    if train.precision == "bf16" and train.algorithm != "none" and not _gpus():
+    if train.precision == "bf16" and train.algorithm != "none" and not gpus.visible():
         yield _likely("precision: bf16, and no GPU is here: right where one does the training, slow without")
 
 
@@ -223,7 +223,7 @@ CHECKS = {"partition": _partition, "train": _train, "generate": _generate, "dete
 
 def _machine(configs: Configs, job: Job, guess: Estimate) -> Found:
     cuda = job.stage in ("train", "generate") and configs["train"].device == "cuda"
-    if (guess.gpu or cuda) and not _gpus():
+    if (guess.gpu or cuda) and not gpus.visible():
         asked = "device: cuda" if cuda else "resources: gpu: 1"
         yield _likely(f"{asked}, and no GPU is here: right on a cluster that has some, else set device to cpu")
 
@@ -245,11 +245,6 @@ def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
             f"disk: about {needed:.1f} GB are to be written, and {free:.1f} GB are free at {place}: make room, or set "
             "FEDMEM_RESULTS to another disk"
         )
-
-
-@cache
-def _gpus() -> tuple[str, ...]:
-    return tuple(gpus.visible())
 
 
 def _bytes(path: str | list[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmem import estimates, hub_cache, planning_view, problems, runs, study
+from fedmem import estimates, gpus, hub_cache, planning_view, problems, runs, study
 from fedmem.cli import main
 from fedmem.config import ConfigError
 from fedmem.model_sizes import Size, size_of
@@ -24,7 +24,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    caches = (hub_cache.silent, problems._gpus, estimates._gpus, problems._texts)
+    caches = (hub_cache.silent, gpus._count, problems._texts)
     for one in caches:
         one.cache_clear()
     yield

@@ -222,6 +222,7 @@ def test_gpus_are_counted_without_torch(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "DRIVER", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    gpus._count.cache_clear()
     assert gpus.visible() == []
     (tmp_path / "bin").mkdir()
     listed = tmp_path / "bin" / "nvidia-smi"
@@ -229,7 +230,9 @@ def test_gpus_are_counted_without_torch(monkeypatch, tmp_path):
         "#!/bin/sh\necho 'GPU 0: A (UUID: GPU-1)'\necho '  MIG 1g: (UUID: MIG-1)'\necho 'GPU 1: A (UUID: x)'\n"
     )
     listed.chmod(0o755)
+    gpus._count.cache_clear()
     assert gpus.visible() == ["0", "1"]
+    gpus._count.cache_clear()
     imported = [sys.executable, "-c", "import fedmem.cli, sys; print(*sys.modules)"]
     assert "torch" not in subprocess.run(imported, capture_output=True, text=True, check=True).stdout.split()
 
