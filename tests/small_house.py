@@ -56,7 +56,17 @@ note("ended")
 
 
 class House:
-    """A small checkout in a folder, its study, its results, and the `fedmem` command on them."""
+    """A small checkout in a folder, its study, its results, and the `fedmem` command on them.
+
+    As a context it ends, on leaving, every process that still works in it.
+    """
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
 
     def __init__(self, folder: Path, **content):
         self.folder, self.results, self.acts, self.home = (folder, *(folder / n for n in ("results", "acts", "home")))

@@ -1,8 +1,6 @@
 """A few faults of each kind on notebooks that do next to nothing; `tests/faults.py` does them on the real ones."""
 
-import os
 import shutil
-import signal
 
 import faults
 import pytest
@@ -21,10 +19,8 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture
 def house(tmp_path):
-    made = House(tmp_path)
-    yield made
-    for pid in made.processes():
-        os.kill(pid, signal.SIGKILL)
+    with House(tmp_path) as made:
+        yield made
 
 
 def test_kills_leave_nothing_half_written_and_a_rerun_gives_the_same_bytes(house, undisturbed, capsys):

@@ -30,10 +30,8 @@ UNTIL_TRAINED = ("--", "--until", "train")  # Snakemake's own words: what follow
 
 @pytest.fixture
 def house(tmp_path):
-    made = House(tmp_path)
-    yield made
-    for pid in made.processes():
-        os.kill(pid, signal.SIGKILL)
+    with House(tmp_path) as made:
+        yield made
 
 
 def began(house, stage):
