@@ -32,7 +32,7 @@ from fedmem.flower_grid import (
 from fedmem.formulas import describe
 from fedmem.history import POOLED, History
 from fedmem.models import ModelError, encode
-from fedmem.rounds import model_folder, part_folder
+from fedmem.rounds import checkpoint_folder, part_folder
 from fedmem.strategies import make_strategy
 from fedmem.training import LocalResult, calm, derive_seed, steps_per_round, train_locally
 from fedmem.weights import drift, get_arrays, set_arrays
@@ -43,6 +43,7 @@ __all__ = [
     "FederatedError",
     "History",
     "InProcessGrid",
+    "checkpoint_folder",
     "client_datasets",
     "describe",
     "federations",
@@ -50,7 +51,6 @@ __all__ = [
     "make_client_app",
     "make_server_app",
     "make_strategy",
-    "model_folder",
     "part_folder",
     "serve_rounds",
     "set_arrays",

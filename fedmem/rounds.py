@@ -9,7 +9,7 @@ It knows names of folders only.
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["by_model", "model_folder", "part_folder"]
+__all__ = ["by_model", "checkpoint_folder", "part_folder"]
 
 
 def part_folder(checkpoints: Path, algorithm: str, client: int) -> Path:
@@ -17,7 +17,7 @@ def part_folder(checkpoints: Path, algorithm: str, client: int) -> Path:
     return Path(checkpoints) / f"client-{client}" if algorithm == "local" else Path(checkpoints)
 
 
-def model_folder(checkpoints: Path, algorithm: str, server_round: int, client: int = -1) -> Path:
+def checkpoint_folder(checkpoints: Path, algorithm: str, server_round: int, client: int = -1) -> Path:
     """The folder of the model that client `client` has after a round; FileNotFoundError if it is not there."""
     folder = part_folder(checkpoints, algorithm, client) / f"round-{server_round}"
     if not folder.is_dir():
@@ -35,5 +35,5 @@ def by_model(
     """
     groups: dict[Path, list[int]] = {}
     for client in sorted({int(client) for client in clients}):
-        groups.setdefault(model_folder(checkpoints, algorithm, server_round, client), []).append(client)
+        groups.setdefault(checkpoint_folder(checkpoints, algorithm, server_round, client), []).append(client)
     return list(groups.items())

@@ -26,7 +26,7 @@ from fedmem.federated import (
     set_arrays,
 )
 from fedmem.flower_grid import ArrayRecord, ConfigRecord, RecordDict
-from fedmem.rounds import by_model, model_folder
+from fedmem.rounds import by_model, checkpoint_folder
 
 pytest_plugins = ["small_fixtures"]
 
@@ -83,7 +83,7 @@ def test_local_trains_each_client_alone_from_the_initial_weights(model, train_se
     start = copy.deepcopy(model)
     history = federate(model, train_sets, settings(algorithm="local"), tmp_path / "all", tokenizer)
     assert history.curves().groupby("client")["round"].max().to_dict() == {0: 2, 1: 2, 2: 2}
-    folders = [model_folder(tmp_path / "all", "local", 2, client) for client in range(3)]
+    folders = [checkpoint_folder(tmp_path / "all", "local", 2, client) for client in range(3)]
     assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 3
     assert len({(folder.parent / "round-0/model.safetensors").read_bytes() for folder in folders}) == 1
     # Client 2 as if there were nobody else, with its own seeds:
@@ -97,7 +97,7 @@ def test_one_model_serves_all_clients_unless_each_has_its_own(tmp_path):
     (tmp_path / "round-1").mkdir()
     assert by_model(tmp_path, "fedavg", 1, [0, 1, 2]) == [(tmp_path / "round-1", [0, 1, 2])]
     with pytest.raises(FileNotFoundError, match=r"there is no .*client-0/round-1; there are: none"):
-        model_folder(tmp_path, "local", 1, 0)
+        checkpoint_folder(tmp_path, "local", 1, 0)
 
 
 def test_no_training_saves_the_model_as_it_is(model, train_sets, tokenizer, tmp_path):
