@@ -129,6 +129,10 @@ class TrainConfig(StageConfig):
             raise ValueError(
                 f"update_noise: got {self.update_noise:g}; it needs update_clip, the norm that it is relative to"
             )
+        if not self.lora_targets:
+            raise ValueError(
+                f"lora_targets: got {self.lora_targets!r}; allowed are all-linear, or a list of module names"
+            )
         return self
 
     @property

@@ -10,10 +10,9 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import seaborn as sns
+from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -24,23 +23,27 @@ COUNTINGS = {
     "strict": "strict counting (verbatim, or a paraphrase whose best sentence pair is identical or scores above 0.5)",
     "verbatim": "verbatim counting",
 }
-COLOURS = sns.color_palette("colorblind").as_hex()
+# seaborn's "colorblind" palette, and below matplotlib's copy of its white grid: seaborn itself, with scipy.stats in it,
+# is imported where it draws
+COLOURS = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
 MEMBER, CONTROL, UNDEFINED = COLOURS[3], "#767676", "#e4e4e4"  # vermilion, and greys
 _STYLE = {
-    **sns.axes_style("whitegrid"),
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.labelsize": 9,
+    "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "grid.linewidth": 0.6,
     "legend.fontsize": 8,
     "legend.frameon": False,
-    "figure.facecolor": "white",
+    "patch.edgecolor": "white",
+    "patch.force_edgecolor": True,
     "figure.constrained_layout.use": True,
 }
+STYLES = ["default", "seaborn-v0_8-whitegrid", _STYLE]
 
 
 class Picture(Figure):
@@ -55,7 +58,7 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
     @functools.wraps(draw)
     def in_style(*args, **kwargs) -> Figure:
-        with mpl.style.context(["default", _STYLE]):
+        with style.context(STYLES):
             return draw(*args, **kwargs)
 
     return in_style
@@ -111,7 +114,7 @@ def canvas(width: float, height: float) -> Figure:
 
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    with mpl.style.context(["default", _STYLE]):
+    with style.context(STYLES):
         figure.savefig(buffer, format="png", dpi=PNG_DPI, metadata={"Software": None})
     return buffer.getvalue()
 

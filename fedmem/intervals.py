@@ -12,24 +12,21 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import binom, norm
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.proportion import proportion_confint
+from scipy.special import betainc, ndtri  # scipy.stats has the same by other names, and takes a second to import
 
 
 def wilson(share: ArrayLike, n: ArrayLike, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's score interval (low, high) for shares in 0 … 1 of n trials; NaN where the share is NaN or n is 0.
 
-    (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n), by statsmodels. n need not be whole.
+    (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n). n need not be whole.
     """
     _check_confidence(confidence)
     share, n = np.broadcast_arrays(np.asarray(share, float), np.asarray(n, float))
     low, high = np.full(share.shape, np.nan), np.full(share.shape, np.nan)
     known = np.isfinite(share) & (n > 0)
-    if known.any():
-        low[known], high[known] = proportion_confint(
-            share[known] * n[known], n[known], alpha=1 - confidence, method="wilson"
-        )
+    p, per_n = share[known], ndtri((1 + confidence) / 2) ** 2 / n[known]
+    middle, width = p + per_n / 2, np.sqrt(p * (1 - p) * per_n + per_n**2 / 4)
+    low[known], high[known] = (middle - width) / (1 + per_n), (middle + width) / (1 + per_n)
     return np.clip(low, 0, share), np.clip(high, share, 1)  # at 0 and 1 the bound is the share itself, but for rounding
 
 
@@ -80,7 +77,7 @@ def tango(more: ArrayLike, less: ArrayLike, n: ArrayLike, confidence: float = 0.
     known = np.isfinite(more) & np.isfinite(less) & (n > 0)
     low, high = np.full(n.shape, np.nan), np.full(n.shape, np.nan)
     if known.any():
-        b, c, total, z = more[known], less[known], n[known], norm.ppf((1 + confidence) / 2)
+        b, c, total, z = more[known], less[known], n[known], ndtri((1 + confidence) / 2)
         high[known] = _last_accepted(lambda delta: _tango_score(b, c, total, delta) >= -z, (b - c) / total)
         low[known] = -_last_accepted(lambda delta: _tango_score(c, b, total, delta) >= -z, (c - b) / total)
     return low, high
@@ -100,7 +97,7 @@ def independent_difference(
     known = np.isfinite(p) & np.isfinite(q) & (m > 0) & (n > 0)
     low, high = np.full(p.shape, np.nan), np.full(p.shape, np.nan)
     if known.any():
-        z, (p, m, q, n) = norm.ppf((1 + confidence) / 2), (part[known] for part in parts)
+        z, (p, m, q, n) = ndtri((1 + confidence) / 2), (part[known] for part in parts)
         high[known] = _last_accepted(lambda delta: _independent_score(p, m, q, n, delta) >= -z, p - q)
         low[known] = -_last_accepted(lambda delta: _independent_score(q, n, p, m, delta) >= -z, q - p)
     return low, high
@@ -113,16 +110,21 @@ def mcnemar(more: ArrayLike, less: ArrayLike) -> np.ndarray:
     where a number is NaN.
     """
     more, less = np.broadcast_arrays(np.asarray(more, float), np.asarray(less, float))
-    p_value = 2 * binom.cdf(np.minimum(more, less), more + less, 0.5)
+    fewer = np.minimum(more, less)
+    p_value = 2 * betainc(more + less - fewer, fewer + 1, 0.5)  # the binomial's distribution function at the fewer
     return np.where(np.isnan(more + less), np.nan, np.minimum(p_value, 1))
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
-    """Holm's adjustment (1979) of the p values of one table, by statsmodels; NaN stays NaN and counts for nothing."""
+    """Holm's adjustment (1979) of the p values of one table; NaN stays NaN and counts for nothing.
+
+    The i-th smallest of m is multiplied by m + 1 − i, is at least what those before it became, and at most 1.
+    """
     p_values = np.asarray(p_values, float)
-    adjusted, known = np.full(p_values.shape, np.nan), np.isfinite(p_values)
-    if known.any():
-        adjusted[known] = multipletests(p_values[known], method="holm")[1]
+    adjusted, ranked = np.full(p_values.shape, np.nan), np.argsort(p_values, axis=None)  # NaN last
+    ranked = ranked[: np.isfinite(p_values).sum()]
+    steps = p_values.flat[ranked] * np.arange(len(ranked), 0, -1)
+    adjusted.flat[ranked] = np.minimum(np.maximum.accumulate(steps), 1)
     return adjusted
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -168,6 +167,8 @@ def percent_words(value: float) -> str:
 
 def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: float, x: str, y: str) -> None:
     """Colours from 0 to `top` with `labels` in the cells; what is NaN is grey and says n/a."""
+    import seaborn as sns  # with scipy.stats in it
+
     readable = labels is not None and percent.shape[1] <= READABLE_CLIENTS
     size = 9 if percent.shape[1] <= 6 else 6
     look = {"cmap": "rocket_r", "linewidths": 0.5 if readable else 0, "cbar": False}

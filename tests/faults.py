@@ -24,6 +24,7 @@ import yaml
 from small_house import REPOSITORY, House, until
 
 from fedmem import runs
+from fedmem.config import STAGES
 
 WHO = ("kernel", "runner", "both", "front and runner")
 STUDY = {
@@ -46,10 +47,15 @@ class RealHouse(House):
         self.home.mkdir()
 
 
+def published(results: Path) -> list[Path]:
+    """Manifests of the finished stages and reports."""
+    return [path for path in results.glob("*/[!.]*/manifest.json") if path.parent.parent.name in (*STAGES, "studies")]
+
+
 def damage(results: Path) -> list[str]:
     """What a reader of finished stages would stumble over; [] when all that is published is whole."""
     found = []
-    for manifest in results.glob("*/[!.]*/manifest.json"):
+    for manifest in published(results):
         folder = manifest.parent
         for name, digest in json.loads(manifest.read_text(encoding="utf-8"))["files"].items():
             if not (folder / name).is_file() or runs.file_digest(folder / name) != digest:
@@ -60,7 +66,7 @@ def damage(results: Path) -> list[str]:
         if (folder / "notebook.ipynb").is_file():
             json.loads((folder / "notebook.ipynb").read_text(encoding="utf-8"))
     for folder in results.glob("[!.]*/[!.]*/"):
-        if folder.parent.name != "studies" and not (folder / "manifest.json").is_file():
+        if folder.parent.name in STAGES and not (folder / "manifest.json").is_file():
             found.append(f"{folder} stands among the stages and has no manifest")
     return found
 
@@ -68,7 +74,7 @@ def damage(results: Path) -> list[str]:
 def digests(results: Path) -> dict[str, str]:
     """{published file: digest}: tables, JSON and weights, but for what tells how long something took."""
     found = {}
-    for manifest in results.glob("*/[!.]*/manifest.json"):
+    for manifest in published(results):
         for name, digest in json.loads(manifest.read_text(encoding="utf-8"))["files"].items():
             if Path(name).suffix in (".parquet", ".json", ".safetensors") and not _tells_time(manifest.parent / name):
                 found[f"{manifest.parent.relative_to(results)}/{name}"] = digest
@@ -123,7 +129,7 @@ def kill(house: House, who: str, seconds: dict[str, float], among: random.Random
     until(lambda: not house.processes(), 30)
     found = damage(house.results)
     assert not found, found
-    finished = len(list(house.results.glob("*/[!.]*/manifest.json")))
+    finished = len(published(house.results))
     told = next((line for line in said if line.startswith("fedmem:")), "nothing")
     ended = f"{finished} stages whole, exit {process.returncode}, said: {told[:110]}"
     return f"{who} killed {delay:.1f} s into {job}: {ended}", process.returncode == 0

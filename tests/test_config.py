@@ -101,6 +101,7 @@ def test_an_integer_is_accepted_where_a_number_is_wanted():
         {"n_prefixes": 41, "train_rows": 40},
         {"n_prefixes": 40, "train_rows": 40, "heldout_rows": 39},  # the control has as many suffixes
         {"n_prefixes": 10, "n_suffixes": 41, "train_rows": 40},
+        {"lora_targets": []},
         {"prefix_tokens": 256, "max_tokens": 256},  # training never saw what comes after the prefix
     ],
 )

@@ -8,9 +8,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import seaborn
 from IPython.core.interactiveshell import InteractiveShell
 
 from fedmem import metrics, plots
+from fedmem.figures import COLOURS
 from fedmem.plots import READABLE_CLIENTS
 
 
@@ -209,6 +211,10 @@ def test_captions_say_counting_n_and_what_intervals_mean():
     assert plots.caption("Rows.", n=5) == "Rows. n = 5 sampled prefixes."
     with pytest.raises(ValueError, match="counting = 'loose': allowed are paper, strict, verbatim"):
         plots.caption("x", counting="loose")
+
+
+def test_the_colours_are_seaborns():
+    assert list(COLOURS) == seaborn.color_palette("colorblind").as_hex()
 
 
 def test_clear_errors():

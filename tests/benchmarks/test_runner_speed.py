@@ -1,7 +1,7 @@
 """What the runner adds to a notebook's own work, part by part. Run: pytest tests/benchmarks --benchmark-only
 
-Seconds are of processors: what a part takes where nothing else runs (busy neighbours add half as much again). A stage's
-notebook is cut down to its imports.
+Seconds are of processors: what a part takes where nothing else runs (busy neighbours double them). A stage's
+notebook is cut down to its imports, with seaborn where it draws a heatmap: there, that is imported at the first one.
 """
 
 import json
@@ -17,6 +17,7 @@ import pytest
 from fedmem import runs
 
 MOST_SECONDS = 4.0  # for a stage that needs no torch: process, papermill, kernel, imports, page
+HEATMAPS = ("partition", "analyze", "studies")
 SESSION = "import snakemake.cli, snakemake.api, snakemake.executors.local"  # once a session, not a notebook
 JOB = """
 import json, sys, time
@@ -85,4 +86,5 @@ def test_a_session(benchmark, folder):
 def imports_of(stage: str) -> str:
     """The cell of a stage's notebook that imports."""
     cells = json.loads(runs.notebook_file(stage).read_text(encoding="utf-8"))["cells"]
-    return next(code for cell in cells if "from fedmem import" in (code := "".join(cell["source"])))
+    code = next(code for cell in cells if "from fedmem import" in (code := "".join(cell["source"])))
+    return f"{code}\nimport seaborn" if stage in HEATMAPS else code
