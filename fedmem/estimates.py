@@ -108,12 +108,11 @@ def asked(study: Study) -> dict[str, dict[str, int]]:
     return found
 
 
-def resources(job: Job, asked: Mapping[str, int] | None = None, past: Past | None = None) -> dict[str, int]:
+def resources(guess: Estimate, asked: Mapping[str, int] | None = None) -> dict[str, int]:
     """What a job asks of a machine or a cluster: mem_mb, runtime (minutes), disk_mb, gpu.
 
-    Estimates with room (memory a quarter more, time three times and ten minutes), unless files state them (`asked`).
+    Its estimate with room (memory a quarter more, time three times and ten minutes), unless files state it (`asked`).
     """
-    guess = estimate(job, asked, past)
     own = {
         "mem_mb": math.ceil(guess.mem_mb * 1.25),
         "runtime": math.ceil(guess.seconds * 3 / 60) + 10,
@@ -138,7 +137,7 @@ def hours(jobs: list[Job], found: Mapping[str, Estimate], cores: int, devices: i
     return max([everything, on_gpus, *longest.values()], default=0.0) / 3600
 
 
-def of(jobs: list[Job], asked: Mapping[str, Mapping[str, int]]) -> dict[str, Estimate]:
-    """Estimates of jobs by id; `asked`: resources that files state, by job id."""
-    past = Past()
-    return {job.id: estimate(job, asked.get(job.id), past) for job in jobs}
+def of(study: Study) -> dict[str, Estimate]:
+    """Estimates of a study's jobs, by id."""
+    stated, past = asked(study), Past()
+    return {job.id: estimate(job, stated.get(job.id), past) for job in study.jobs.values()}

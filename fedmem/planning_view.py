@@ -20,7 +20,7 @@ HEADINGS_OF_PROBLEMS = {
 def show(plan: Plan, cores: int = 1) -> tuple[list[str], list[Problem]]:
     """(lines to print, problems found). cores: stages at once, for the hours; GPUs are this machine's, one at least."""
     jobs = list(plan.study.jobs.values())
-    found = estimates.of(jobs, estimates.asked(plan.study))
+    found = estimates.of(plan.study)
     problems = find(plan, found)
     lines = [*_table(plan, jobs, found), "", *_sharing(plan, jobs), *_totals(plan, found, cores)]
     for certain, heading in HEADINGS_OF_PROBLEMS.items():

@@ -6,6 +6,7 @@ Stages that runs agree on are shared. The whole grid is validated before anythin
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,16 +227,15 @@ def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str,
     return "finished", ""
 
 
-def session_jobs(plan: Plan) -> list[dict[str, Any]]:
+def session_jobs(plan: Plan, found: Mapping[str, estimates.Estimate]) -> list[dict[str, Any]]:
     """The jobs of one session as `fedmem.execute` and the Snakefile read them; the report comes last.
 
-    Each states its resources: what the study's files ask for, the rest by `fedmem.estimates`.
+    Each states its resources: what the study's files ask for, the rest by its estimate, `found` by its id.
     """
-    names = {job.id for job in plan.to_do}
-    asked, past = estimates.asked(plan.study), estimates.Past()
+    names, asked = {job.id for job in plan.to_do}, estimates.asked(plan.study)
     entries = [
         _entry(job.id, job.stage, job.folder, job.parameters(), [job.parent.id] if job.parent else [])
-        | {"resources": estimates.resources(job, asked.get(job.id), past)}
+        | {"resources": estimates.resources(found[job.id], asked.get(job.id))}
         for job in plan.to_do
     ]
     for entry in entries:

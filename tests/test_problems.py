@@ -36,8 +36,7 @@ def found(**overrides):
     """{message: whether it is certain} of the demo's first run with these parameters."""
     loaded = study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"} | overrides)
     plan = study.plan(loaded)
-    guesses = estimates.of(list(loaded.jobs.values()), estimates.asked(loaded))
-    return {problem.message: problem.certain for problem in problems.find(plan, guesses)}
+    return {problem.message: problem.certain for problem in problems.find(plan, estimates.of(loaded))}
 
 
 def printed(code):
@@ -148,9 +147,7 @@ def test_what_is_certain_is_refused_and_finished_stages_have_no_problems():
     for job in loaded.jobs.values():
         parent = runs.open_stage(job.parent.folder) if job.parent else None
         runs.begin(job.config, parent).publish()
-    plan = study.plan(loaded)
-    guesses = estimates.of(list(loaded.jobs.values()), {})
-    assert problems.find(plan, guesses) == []
+    assert problems.find(study.plan(loaded), estimates.of(loaded)) == []
 
 
 # --- estimates ------------------------------------------------------------------------------------------------------
@@ -220,13 +217,13 @@ def test_a_past_stage_corrects_the_rule(monkeypatch):
 
 def test_files_win_over_estimates():
     loaded = study.load(STUDIES / "all.yaml")
-    asked = estimates.asked(loaded)
+    asked, guesses = estimates.asked(loaded), estimates.of(loaded)
     (job, *_) = (job for job in loaded.jobs.values() if job.stage == "train")
-    wanted = estimates.resources(job, asked[job.id] | {"runtime": 77})
+    wanted = estimates.resources(guesses[job.id], asked[job.id] | {"runtime": 77})
     assert (wanted["gpu"], wanted["runtime"]) == (1, 77)
-    assert wanted["mem_mb"] > 1.2 * estimates.estimate(job, asked[job.id]).mem_mb
+    assert wanted["mem_mb"] > 1.2 * guesses[job.id].mem_mb
     assert all(type(amount) is int for amount in wanted.values())
-    entries = study.session_jobs(study.plan(loaded))
+    entries = study.session_jobs(study.plan(loaded), guesses)
     assert {entry["resources"]["gpu"] for entry in entries if entry["stage"] in ("train", "generate")} == {1}
     assert {entry["resources"]["gpu"] for entry in entries if entry["stage"] in ("detect", "analyze")} == {0}
 

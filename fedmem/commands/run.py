@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ def execute(plan: study.Plan, options: argparse.Namespace) -> int:
     """`run` for a plan that is made already; options: those of `run_options`, and snakemake, what follows `--`."""
     if not plan.report_to_do:
         return _nothing_to_do(plan)
-    _refuse_or_warn(plan)
+    found = estimates.of(plan.study)
+    _refuse_or_warn(plan, found)
     with only_runner(plan.study.name, options.wait) as lock:
         if options.wait:
             plan = study.plan(plan.study, plan.keep_stale)  # whom we waited for may have done some of it
@@ -90,7 +91,7 @@ def execute(plan: study.Plan, options: argparse.Namespace) -> int:
         study.write_description(plan.study)
         at_once = f"{options.cores} at once" if options.cores else f"by {options.profile or 'all processors'}"
         print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {at_once}", flush=True)
-        code = session(study.session_jobs(plan), options, lock)
+        code = session(study.session_jobs(plan, found), options, lock)
         if code and any((r.jobs["analyze"].folder / runs.MANIFEST).is_file() for r in plan.study.runs):
             session([study.report_job(plan.study, [])], options, lock)
     return print_result(plan.study.name) or code
@@ -101,11 +102,11 @@ def _nothing_to_do(plan: study.Plan) -> int:
     return print_result(plan.study.name)
 
 
-def _refuse_or_warn(plan: study.Plan) -> None:
+def _refuse_or_warn(plan: study.Plan, found: Mapping[str, estimates.Estimate]) -> None:
     """Before hours of training: ConfigError for what is certain to stop the study; what only may, is said."""
-    found = problems.find(plan, estimates.of(list(plan.study.jobs.values()), estimates.asked(plan.study)))
-    problems.refuse(found)
-    for problem in found:
+    said = problems.find(plan, found)
+    problems.refuse(said)
+    for problem in said:
         print(f"fedmem: {problem}", file=sys.stderr)
 
 
