@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any
 
 from fedmem.gpus import hold
+from fedmem.idle_imports import without
 from fedmem.leftovers import runs_here
 from fedmem.pages import to_html
 from fedmem.runs import MANIFEST, StageError, notebook_file, open_stage
@@ -44,14 +45,9 @@ def json_safe(value: Any) -> Any:
 
 
 def load_papermill():
-    """papermill, imported without what takes longest in it and is of no use here."""
-    idle = [name for name in IDLE_IMPORTS if name not in sys.modules]
-    sys.modules |= dict.fromkeys(idle)  # importing them is an ImportError, which their users allow for
-    try:
+    """papermill, imported without what is idle in it."""
+    with without(*IDLE_IMPORTS):
         import papermill
-    finally:
-        for name in idle:
-            del sys.modules[name]
     return papermill
 
 

@@ -23,8 +23,7 @@ COUNTINGS = {
     "strict": "strict counting (verbatim, or a paraphrase whose best sentence pair is identical or scores above 0.5)",
     "verbatim": "verbatim counting",
 }
-# seaborn's "colorblind" palette, and below matplotlib's copy of its white grid: seaborn itself, with scipy.stats in it,
-# is imported where it draws
+# seaborn's "colorblind" palette, and below matplotlib's copy of its white grid; itself it is imported where it draws
 COLOURS = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
 MEMBER, CONTROL, UNDEFINED = COLOURS[3], "#767676", "#e4e4e4"  # vermilion, and greys
 _STYLE = {

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedmem.figures import COLOURS, CONTROL, COUNTINGS, MEMBER, UNDEFINED, canvas, caption, counting_words, save, styled
+from fedmem.idle_imports import without
 
 __all__ = ["aggregates", "between_clients", "caption", "groups", "matrix", "save", "sizes"]
 
@@ -167,7 +168,8 @@ def percent_words(value: float) -> str:
 
 def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: float, x: str, y: str) -> None:
     """Colours from 0 to `top` with `labels` in the cells; what is NaN is grey and says n/a."""
-    import seaborn as sns  # with scipy.stats in it
+    with without("scipy.stats"):  # a second, for densities; seaborn has its own
+        import seaborn as sns
 
     readable = labels is not None and percent.shape[1] <= READABLE_CLIENTS
     size = 9 if percent.shape[1] <= 6 else 6
