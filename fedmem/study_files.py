@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from fedmem.config import OWNER, STAGES, ConfigError, closest
+from fedmem.parameters import unknown
 
 SHAPES = {
     "title": str, "note": str, "base": str, "parameters": dict, "bases": dict, "grid": dict, "points": dict,
@@ -98,13 +99,14 @@ def points(
     path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...] = ()
 ) -> tuple[dict[str, Any], list[Point]]:
     """(content of the study's file, its Points): those of included studies, then one for each point of its grid."""
-    if path in seen:
+    place = path.resolve()  # whatever way an `include` takes to it
+    if place in seen:
         raise ConfigError(f"{path}: includes itself, by way of {', '.join(map(str, seen))}")
     content = read(path)
     _check_shape(path, content)
     found: list[Point] = []
     for included in content.get("include", []):
-        _, more = points(path.parent / f"{included}.yaml", base, overrides, (*seen, path))
+        _, more = points(path.parent / f"{included}.yaml", base, overrides, (*seen, place))
         found += [replace(one, name=f"{included}/{one.name}") for one in more]
     if RUNS & content.keys() or not found:
         found += _grid_points(path, content, base or content.get("base"), overrides)
@@ -129,10 +131,22 @@ def _check_shape(path: Path, content: dict[str, Any]) -> None:
         for name, values in content.get(key, {}).items():
             if not isinstance(values, dict):
                 raise ConfigError(f"{path}: {key}: {name}: got {values!r}; allowed is {WORDS[dict]}, such as {{}}")
+    if content.get("points") == {}:
+        raise ConfigError(f"{path}: points: got {{}}, which makes no run; allowed is a mapping for each name")
     for name, values in content.get("points", {}).items():
         if both := values.keys() & content.get("grid", {}).keys():
             raise ConfigError(f"{path}: points: {name}: the grid says {', '.join(sorted(both))} already")
+    _check_bases(path, content.get("bases", {}))
     _check_resources(path, content.get("resources", {}))
+
+
+def _check_bases(path: Path, bases: dict[str, dict[str, Any]]) -> None:
+    """What `bases` says, of the bases too that this run does not take: a slip there would change nothing, unseen."""
+    for base, values in bases.items():
+        _base_file(path, base, "bases: ")
+        for name in values:
+            if name not in OWNER:
+                raise ConfigError(unknown(name, OWNER, {name: f"{path}: bases: {base}"}))
 
 
 def _check_resources(path: Path, resources: Any) -> None:
@@ -199,11 +213,7 @@ def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict, dict]
     """File, parameters, model aliases and resources of a base."""
     if base is None:
         return None, {}, {}, {}
-    folder = study.parent.parent / "base"
-    known = sorted(p.stem for p in folder.glob("*.yaml"))
-    if base not in known:
-        raise ConfigError(f"{study}: unknown base {base!r}{closest(base, known)} (allowed: {', '.join(known)})")
-    path = folder / f"{base}.yaml"
+    path = _base_file(study, base)
     values = read(path)
     aliases, resources = values.pop("models", {}), values.pop("resources", {})
     for alias, model in aliases.items() if isinstance(aliases, dict) else [("", aliases)]:
@@ -213,6 +223,16 @@ def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict, dict]
             )
     _check_resources(path, resources)
     return path, values, aliases, resources
+
+
+def _base_file(study: Path, base: str, key: str = "") -> Path:
+    """The file of a base, which lies beside the folder of studies; ConfigError where there is none of that name."""
+    folder = study.parent.parent / "base"
+    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    if base not in known:
+        allowed = ", ".join(known) or f"none, for no file is in {folder}"
+        raise ConfigError(f"{study}: {key}unknown base {base!r}{closest(base, known)} (allowed: {allowed})")
+    return folder / f"{base}.yaml"
 
 
 def _word(key: str, value: Any) -> str:

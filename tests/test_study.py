@@ -323,3 +323,29 @@ def test_a_job_hands_its_notebook_json_values_and_its_parents_folder(params):
     assert given["checkpoint_round"] == 2
     assert "generate_batch" in given["options"]
     assert "options" not in given["options"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bases: {smal: {rounds: 5}}\n", "s.yaml: bases: unknown base 'smal'; did you mean 'small'?"),
+        ("bases: {small: {rouds: 5}}\n", "s.yaml: bases: small: unknown parameter 'rouds'; did you mean 'rounds'?"),
+        ("base: small\nbases: {other: {rouds: 5}}\n", "bases: other: unknown parameter 'rouds'"),  # not taken, yet read
+        ("points: {}\n", "s.yaml: points: got {}, which makes no run"),
+        ("grid: {rounds: []}\n", "s.yaml: grid: rounds: got []; allowed is a list of values"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(params, text, said):
+    with pytest.raises(ConfigError) as caught:
+        study.load(params(text))
+    assert said in str(caught.value)
+
+
+def test_a_study_that_includes_itself_by_another_way_is_refused(params, tmp_path):
+    with pytest.raises(ConfigError, match="includes itself"):
+        study.load(params("include: [../studies/loop]\n", "loop"))
+    (tmp_path / "params/studies/link.yaml").symlink_to(params("include: [link]\n", "real"))
+    with pytest.raises(ConfigError, match="includes itself"):
+        study.load(tmp_path / "params/studies/real.yaml")
+    params("base: small\n", "twice")  # one study by two ways is no circle
+    assert len(study.load(params("include: [twice, ../studies/twice]\n", "both")).runs) == 2
