@@ -55,7 +55,8 @@ def export(study: str, target: str | Path) -> Exported:
 
     study: its name in results/studies. Of failed stages the executed notebook is exported too, as a page. Raises
     ExportError when `target` is there already, or when a passage, a row id or a path was found in what was written;
-    then nothing is left there. StageError for a study that is not there.
+    then nothing is left there. StageError for a study that is not there; CorpusError for a corpus file that is still
+    there and cannot be read any more, so that its texts cannot be looked for.
     """
     target = Path(target).expanduser()
     if target.exists():
@@ -87,14 +88,15 @@ def _scrubber(root: Path, partitions: list[str]) -> Scrubber:
 
 
 def _undealt(partition: runs.Stage) -> Iterator[str]:
-    """Texts of a corpus file that no client was dealt; the file may be gone by now."""
+    """Texts of a corpus file that no client was dealt; it may be gone by now, but what is there must be readable."""
     parameters = partition.manifest["parameters"]
     for path in (parameters.get("corpus_path"), parameters.get("heldout_path")):
         places = path if isinstance(path, list) else [path] if path else []
         for place in (one for one in places if Path(one).expanduser().exists()):
             for file in files.files_of(place):
-                for _, record in files.read(file):
-                    yield from (value for value in dict(record).values() if isinstance(value, str))
+                for _, record in files.read(file, parameters["corpus_encoding"]):
+                    values = record.values() if isinstance(record, dict) else [record]
+                    yield from (value for value in values if isinstance(value, str))
 
 
 class _Writer:

@@ -12,7 +12,8 @@ import nbformat
 import pandas as pd
 import pytest
 
-from fedmem import runs
+from fedmem import runs, study
+from fedmem.cli import main
 from fedmem.execute import NotebookError, execute
 from fedmem.export import ExportError, export
 from fedmem.scrub import MASK, Scrubber
@@ -217,3 +218,43 @@ def test_an_export_that_finds_something_left_writes_nothing(exported, monkeypatc
     with pytest.raises(ExportError, match="nothing was exported"):
         export("real", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- a corpus in another encoding -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def western(tmp_path, monkeypatch):
+    """A corpus in cp1252 of which one row was dealt, and a failed notebook of the study `west` that shows the other."""
+    monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
+    dealt, undealt = (f"{name} said that the café's stairs had been wet since morning." for name in ("José", "Zoë"))
+    rows = [{"id": f"row-{n}", "input": text, "output": ""} for n, text in enumerate((dealt, undealt))]
+    corpus = tmp_path / "visits.jsonl"
+    corpus.write_bytes("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("cp1252"))
+    settings = {"corpus": "file", "corpus_path": str(corpus), "corpus_encoding": "cp1252"}
+    loaded = study.load(REPOSITORY / "params" / "studies" / "own_data.yaml", overrides=settings, name="west")
+    study.write_description(loaded)
+    work = runs.begin(loaded.runs[0].jobs["partition"].config)
+    work.save_table("rows", pd.DataFrame(rows[:1]).rename(columns={"id": "row_id"}))
+    folder = work.publish().folder
+    shown = nbformat.v4.new_output("stream", text=f"first\n{undealt}\nlast\n")
+    cell = nbformat.v4.new_code_cell("print(texts)", outputs=[shown])
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder.with_name(f"{folder.name}.failed.ipynb"))
+    return corpus
+
+
+def test_undealt_texts_of_another_encoding_are_left_out(western, tmp_path):
+    assert main(["export", "west", str(tmp_path / "shared")]) == 0
+    (page,) = (tmp_path / "shared").glob("partition/*.failed.html")
+    text = page.read_text("utf-8")
+    assert f"first\n{MASK}\nlast" in text
+    assert "Zoë" not in text
+    assert "stairs" not in text
+
+
+@pytest.mark.parametrize("content", [b'{"input": "\x81"}\n', b"no JSON\n"])
+def test_a_corpus_that_cannot_be_read_any_more_ends_the_export_in_words(western, tmp_path, capsys, content):
+    western.write_bytes(content)
+    assert main(["export", "west", str(tmp_path / "shared")]) == 1
+    assert f"fedmem: {western}, line 1: not " in capsys.readouterr().err
+    assert not (tmp_path / "shared").exists()

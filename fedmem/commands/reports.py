@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from fedmem import runs, study
+from fedmem.columns import CorpusError
 from fedmem.commands.run import print_result
 from fedmem.runner import only_runner, session
 
@@ -39,7 +40,7 @@ def export_study(options: argparse.Namespace) -> int:
 
     try:
         done = export(_study_name(options.study), options.folder)
-    except ExportError as error:
+    except (ExportError, CorpusError) as error:
         print(f"fedmem: {error}", file=sys.stderr)
         return 1
     print(f"{done.folder}: {done.files} files; {done.left_out} outputs left out, for they held text of the corpus")
