@@ -117,6 +117,11 @@ def load(
         content, found_points = points(path, base, overrides or {})
     name = name or content.get("name", path.stem)
     runs.study_folder(name)
+    if name == "latest":
+        raise ConfigError(
+            f"{path}: name of a study: got 'latest', the report's word for the newest analysis alone; give another one "
+            "with --name"
+        )
     faults, found, known = [], {}, {}
     for point in found_points:
         try:

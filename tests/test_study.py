@@ -349,3 +349,17 @@ def test_a_study_that_includes_itself_by_another_way_is_refused(params, tmp_path
         study.load(tmp_path / "params/studies/real.yaml")
     params("base: small\n", "twice")  # one study by two ways is no circle
     assert len(study.load(params("include: [twice, ../studies/twice]\n", "both")).runs) == 2
+
+
+def test_no_study_is_called_by_the_word_for_the_newest_analysis(params):
+    with pytest.raises(ConfigError, match=r"latest\.yaml: name of a study: got 'latest'.*with --name"):
+        study.load(path := params("base: small\n", "latest"))
+    with pytest.raises(ConfigError, match="name of a study: got 'latest'"):
+        study.load(params("base: small\n"), name="latest")
+    study.write_description(loaded := study.load(path, name="other"))
+    (loaded.folder / "study.json").write_text((loaded.folder / "study.json").read_text().replace("other", "latest"))
+    with pytest.raises(
+        ConfigError, match=r"study\.json: name of a study: got 'latest'"
+    ):  # as the notebook's default has it
+        study.load(loaded.folder)
+    assert study.load(loaded.folder, name="again").name == "again"
