@@ -6,20 +6,24 @@ out. This module knows runs by their parameters and counts; it opens no folder.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from fedmem.config import OWNER
+from fedmem.config import OWNER, STAGES
 from fedmem.counting import PARTS, Counts
 from fedmem.intervals import effective_prefixes, holm, independent_difference, mcnemar, paired_difference
 
 DIFFERENCE = ["part", "first", "second", "difference", "low", "high", "n", "paired", "more", "less", "p_value"]
 SEED = "train_seed"
-# parameters that change nothing that is counted
-_IDLE = ("device", "detect_workers", "generate_batch", "torch_threads", "confidence")
+# Parameters that change nothing that is counted: those that are in no stage's identity, but for paths, in whose place
+# the identity has the files' digests; and two that change last bits or intervals alone.
+IDLE = {
+    name for model in STAGES.values() for name, field in model.model_fields.items()
+    if not field.json_schema_extra["identity"]
+} - {"corpus_path", "heldout_path"} | {"torch_threads", "confidence"}  # fmt: skip
+UNUSED = "–"  # in the place of a value that cannot matter beside the run's others
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,17 +116,33 @@ def compare(runs: dict[str, Measured], parameters: pd.DataFrame, confidence: flo
 def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
     """(run, other run, parameter) of all runs that differ in one parameter alone, seeds of training apart.
 
-    What follows from another parameter (the number of the last round) is no difference of its own.
+    What follows from another parameter (the number of the last round, μ where FedProx is compared with federated
+    averaging, which has none) is no difference of its own.
     """
     texts = told(parameters)
-    names, values = list(texts), texts.to_numpy(object)
-    found = []
-    for i, j in itertools.combinations(range(len(texts)), 2):
-        one, other = texts.index[i], texts.index[j]
-        differing = [names[place] for place in np.flatnonzero(values[i] != values[j])]
-        if len(differing) == 1 and differing != [SEED]:
-            found.append((one, other, differing[0]))
-    return found
+    differing = _differing(texts)
+    single = np.triu(differing.sum(axis=2) == 1)
+    found = [(texts.index[i], texts.index[j], texts.columns[differing[i, j]][0]) for i, j in np.argwhere(single)]
+    return [pair for pair in found if pair[2] != SEED]
+
+
+def families(texts: pd.DataFrame, parameter: str) -> list[list[str]]:
+    """Groups of runs that differ in `parameter` alone, one run a setting and as many as there are; every run is in one.
+
+    texts: `told`. A run to which another parameter means nothing (the untrained one: how others are trained) is in the
+    group of each of that parameter's values. Of runs that are told alike the first stands for all.
+    """
+    texts = texts.drop_duplicates()
+    setting = texts[parameter].to_numpy(object)
+    fits = ~_differing(texts.drop(columns=parameter)).any(axis=2) & (setting[:, None] != setting)
+    found = {}
+    for place in range(len(texts)):
+        family = [place]
+        for other in range(len(texts)):
+            if fits[other, family].all():
+                family.append(other)
+        found[tuple(sorted(family))] = None
+    return [list(texts.index[list(family)]) for family in found]
 
 
 def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
@@ -130,9 +150,12 @@ def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
 
     It has the same partition, prefixes, decoding and detector; what training needs may differ.
     """
-    texts = told(parameters)
-    same = [name for name in texts if OWNER.get(name) != "train" and name != "checkpoint_round"]
-    for other in texts.index[parameters["algorithm"] == algorithm]:
+    return _reference(told(parameters), run, algorithm)
+
+
+def _reference(texts: pd.DataFrame, run: str, algorithm: str) -> str | None:
+    same = [name for name in texts if OWNER[name] != "train" and name != "checkpoint_round"]
+    for other in texts.index[texts["algorithm"] == algorithm]:
         if other != run and (texts.loc[other, same] == texts.loc[run, same]).all():
             return other
     return None
@@ -143,10 +166,10 @@ def over_references(runs: dict[str, Measured], parameters: pd.DataFrame, confide
 
     reference: untrained (every part), or local (inter alone: local models did see their own client's rows).
     """
-    tables = []
+    tables, texts = [], told(parameters)
     for name, algorithm, parts in (("untrained", "none", PARTS), ("local", "local", ("inter",))):
         for run in runs:
-            other = reference(parameters, run, algorithm)
+            other = _reference(texts, run, algorithm)
             if other in runs and parameters.at[run, "algorithm"] not in ("none", "local"):
                 table = difference(runs[run], runs[other], confidence)
                 tables.append(table[table["part"].isin(parts)].assign(run=run, reference=name, other=other))
@@ -157,17 +180,18 @@ def over_references(runs: dict[str, Measured], parameters: pd.DataFrame, confide
 def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) -> pd.DataFrame:
     """The summary's rows with `setting`, their run's value of one parameter, and `line`, its values of the others.
 
-    summary: `metrics.summary` with a column run. Runs that differ in the parameter alone share a line; it is named by
-    the other parameters that tell the lines apart. Runs that share theirs with no other are left out.
+    summary: `metrics.summary` with a column run. Runs that differ in the parameter alone share a line (`families`); it
+    is named by the other parameters that tell the lines apart. Runs that share theirs with no other are left out, and
+    a run that is in several lines is there for each.
     """
-    texts = told(parameters).drop(columns=parameter)
-    settings = told(parameters)[parameter].groupby([texts[name] for name in texts], sort=False).transform("nunique")
-    texts = texts[(settings > 1) & parameters[parameter].notna()]
-    others = _telling(texts)
-    lines = texts[others].agg(", ".join, axis=1) if others else pd.Series("", index=texts.index)
-    table = summary[summary["run"].isin(texts.index)]
-    table = table.assign(setting=table["run"].map(parameters[parameter]), line=table["run"].map(lines))
-    return table.reset_index(drop=True)
+    texts = told(parameters)
+    set_ = parameters.index[parameters[parameter].notna()]
+    lines = [family for family in families(texts, parameter) if len(family) > 1 and set(family) & set(set_)]
+    others = pd.DataFrame([_together(texts.loc[family]) for family in lines], columns=texts.columns)
+    names = map(", ".join, others[_telling(others.drop(columns=parameter))].to_numpy())
+    places = [(run, name) for family, name in zip(lines, names, strict=True) for run in family if run in set_]
+    table = summary.merge(pd.DataFrame(places, columns=["run", "line"]), on="run")
+    return table.assign(setting=table["run"].map(parameters[parameter]))[[*summary, "setting", "line"]]
 
 
 def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
@@ -214,14 +238,38 @@ def _telling(texts: pd.DataFrame) -> list[str]:
 def told(parameters: pd.DataFrame) -> pd.DataFrame:
     """Parameters (a row a run) as text, so that null equals null; those that change nothing are left out.
 
-    A checkpoint_round that is the run's last round is "last", whatever its number.
+    One that cannot matter beside the run's others is UNUSED. A checkpoint_round that is the run's last round is "last",
+    whatever its number.
     """
-    names = [name for name in parameters if name not in _IDLE and not name.startswith("seconds_") and name != "state"]
-    texts = parameters[names].map(lambda value: "null" if value is None or value != value else str(value))
-    if {"algorithm", "rounds", "checkpoint_round"} <= set(names):
+    parameters = parameters[[name for name in parameters if name in OWNER and name not in IDLE]]
+    texts = parameters.map(lambda value: "null" if value is None or value != value else str(value))
+    if {"algorithm", "rounds", "checkpoint_round"} <= set(texts):
         last = parameters["rounds"].where(parameters["algorithm"] != "none", 0)
         texts["checkpoint_round"] = texts["checkpoint_round"].where(parameters["checkpoint_round"] != last, "last")
-    return texts
+    unused = [[name in names for name in texts] for names in map(_unused, parameters.to_dict("records"))]
+    return texts.mask(np.reshape(unused, texts.shape).astype(bool), UNUSED)
+
+
+def _unused(run: dict) -> set[str]:
+    """Names of the parameters that cannot matter beside a run's others; those that it does not say have defaults."""
+    run = {name: None if value != value else value for name, value in run.items()}
+    names = set()
+    for model in STAGES.values():
+        config = model.model_construct(**{name: run[name] for name in model.model_fields if name in run})
+        names |= {name for name in model.model_fields if not config.matters(name)}
+    return names
+
+
+def _differing(texts: pd.DataFrame) -> np.ndarray:
+    """(runs, runs, parameters): whether two runs differ in a parameter that means something to both. texts: `told`."""
+    values = texts.to_numpy(object)
+    used = values != UNUSED
+    return (values[:, None] != values) & used[:, None] & used
+
+
+def _together(texts: pd.DataFrame) -> pd.Series:
+    """What runs that are alike where a parameter means something to them have in common: one value a parameter."""
+    return texts.where(texts != UNUSED).bfill().iloc[0].fillna(UNUSED)
 
 
 def _share(run: Measured, part: str) -> float:

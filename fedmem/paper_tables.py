@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedmem import paper
-from fedmem.comparisons import told
+from fedmem.comparisons import families, told
 from fedmem.config import ConfigError
 from fedmem.identity import PACKAGE
 from fedmem.study_files import read
@@ -61,14 +61,9 @@ class Runs:
 
         Of several such families the one of most settings, then the one that is otherwise as most runs are.
         """
-        others = self._told.loc[self._matching(wanted)].drop(columns=parameter)
-        best: dict = {}
-        rank = (0, 0)
-        for _, family in others.groupby(list(others), sort=False):
-            found = {self.parameters.at[run, parameter]: run for run in reversed(family.index)}
-            if (len(found), self._usual[family.index].max()) > rank:
-                best, rank = found, (len(found), self._usual[family.index].max())
-        return best
+        found = families(self._told.loc[self._matching(wanted)], parameter)
+        best = max(found, key=lambda family: (len(family), self._usual[family].mean()), default=[])
+        return {self.parameters.at[run, parameter]: run for run in best}
 
     def _matching(self, wanted: dict) -> pd.Index:
         keep = pd.Series(True, index=self.parameters.index)

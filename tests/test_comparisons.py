@@ -3,9 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from test_roads import REPOSITORY
 
-from fedmem import comparisons, paper
+from fedmem import comparisons, paper, paper_tables, study
 from fedmem.comparisons import Measured, compare, difference, intra_over_inter, pairs, reference, seeds
+from fedmem.config import STAGES, PartitionConfig
+from fedmem.identity import outside_files
 from fedmem.intervals import independent_difference, mcnemar, tango
 
 NAN = float("nan")
@@ -87,6 +90,7 @@ def test_pairs_differ_in_one_parameter(parameters):
         ("fedavg", "prox", "algorithm"),
         ("fedavg", "long", "prefix_tokens"),
         ("fedavg", "none", "algorithm"),  # its round 0 follows from the algorithm
+        ("fedavg-1", "none", "algorithm"),  # no seed of training is the untrained model's
         ("prox", "none", "algorithm"),
         ("prox", "qa-prox", "task"),
     ]
@@ -94,6 +98,53 @@ def test_pairs_differ_in_one_parameter(parameters):
     assert reference(parameters, "long", "none") is None  # other prefixes
     assert reference(parameters, "qa-prox", "none") is None
     assert reference(parameters, "none", "local") is None
+
+
+def test_what_has_no_meaning_for_one_of_two_runs_is_no_difference(parameters):
+    told = parameters.loc[["fedavg", "prox"]].assign(
+        proximal_mu=[0.1, 1.0],
+        finetuning="full",
+        lora_rank=[8, 16],
+        retriever="embedded",
+        shards=[1, 2],
+        local_steps=None,
+    )
+    assert pairs(told) == [("fedavg", "prox", "algorithm")]
+    stronger = pd.concat([told, told.loc[["prox"]].assign(proximal_mu=2.0).set_axis(["stronger"])])
+    assert pairs(stronger) == [
+        ("fedavg", "prox", "algorithm"), ("fedavg", "stronger", "algorithm"), ("prox", "stronger", "proximal_mu")
+    ]  # fmt: skip
+    assert comparisons.families(comparisons.told(stronger), "algorithm") == [["fedavg", "prox"], ["fedavg", "stronger"]]
+    assert pairs(told.assign(finetuning="lora")) == []  # there the rank is a second difference
+    assert pairs(told.assign(local_epochs=[1, 2])) == []
+    assert pairs(told.assign(local_epochs=[1, 2], local_steps=[5.0, 5.0])) == [("fedavg", "prox", "algorithm")]
+
+
+@pytest.mark.parametrize("base", [None, "small"])
+def test_fedprox_is_compared_among_the_defences(base):
+    described = study.load(REPOSITORY / "params/studies/defences.yaml", base=base).describe()["runs"]
+    parameters = pd.DataFrame.from_dict({run["name"]: run["parameters"] for run in described}, orient="index")
+    against = {other: parameter for run, other, parameter in pairs(parameters) if run == "summarization-none"}
+    assert against == {
+        "summarization-lora": "finetuning", "summarization-fedprox": "algorithm",
+        "summarization-deduplicated": "duplicates", "summarization-clipped": "update_clip",
+    }  # fmt: skip
+    found = paper_tables.Runs(parameters).family("algorithm", task="summarization")
+    assert found == {"fedavg": "summarization-none", "fedprox": "summarization-fedprox"}
+
+
+def test_what_changes_only_speed_is_no_parameter_but_files_are():
+    unidentifying = {
+        name for model in STAGES.values() for name in model.model_fields if name not in model().effective()
+    }
+    files = {"corpus_path", "heldout_path"}
+    assert unidentifying - files | {"torch_threads", "confidence"} == comparisons.IDLE
+    assert "gradient_checkpointing" in comparisons.IDLE
+    # whatever else is in no identity must not be a path, for of that the identity has the file's digest
+    config = PartitionConfig(corpus="file", corpus_path=__file__, heldout_path=__file__, heldout_rows=0)
+    assert set(outside_files(config)) == files
+    two = pd.DataFrame({"corpus": "file", "corpus_path": ["a", "b"], "gradient_checkpointing": [True, False]})
+    assert pairs(two.set_axis(["one", "other"])) == [("one", "other", "corpus_path")]
 
 
 def test_compare_adjusts_over_the_table(parameters):
@@ -137,9 +188,13 @@ def test_references_are_models_that_cannot_have_learnt_it(parameters):
 def test_runs_that_differ_in_one_parameter_share_a_line(parameters):
     summary = pd.DataFrame({"run": list(parameters.index), "value": 0.1})
     table = comparisons.by_setting(summary, parameters, "algorithm").set_index("run")
-    assert table.loc[["fedavg", "prox", "none"], "setting"].tolist() == ["fedavg", "fedprox", "none"]
-    assert table.loc["fedavg", "line"] == table.loc["prox", "line"] == table.loc["none", "line"]
-    assert set(table.index) == {"fedavg", "prox", "none"}  # the others share theirs with none
+    lines = {line: rows["setting"].to_dict() for line, rows in table.groupby("line")}
+    assert lines == {  # by seed of training, which the untrained model has none of; "long", "qa-prox" share with none
+        "0": {"fedavg": "fedavg", "prox": "fedprox", "none": "none"}, "1": {"fedavg-1": "fedavg", "none": "none"}
+    }  # fmt: skip
+    surer = pd.concat([parameters, parameters.add_prefix("surer-", axis=0)]).assign(confidence=[0.9] * 6 + [0.95] * 6)
+    again = comparisons.by_setting(pd.DataFrame({"run": surer.index, "value": 0.1}), surer, "algorithm")
+    pd.testing.assert_frame_equal(again.set_index("run"), table)  # no setting twice in a line
     by_task = comparisons.by_setting(summary, parameters, "task").set_index("run")
     assert by_task["setting"].to_dict() == {"prox": "dialog", "qa-prox": "qa"}
     assert set(by_task["line"]) == {""}  # nothing else varies among them
