@@ -198,9 +198,9 @@ def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
     """Mean and spread over train_seed, where runs differ in nothing else: what intervals over prefixes cannot say.
 
     values: run, metric, counting, value. Columns: run (the first of its seeds), seeds, metric, counting, mean, sd (with
-    n − 1), lowest, highest. No rows where every run has one seed.
+    n − 1), lowest, highest. No rows where every run has one seed; of runs of one seed the first counts.
     """
-    texts = told(parameters).drop(columns=SEED, errors="ignore")
+    texts = told(parameters).drop_duplicates().drop(columns=SEED, errors="ignore")
     alike = texts.groupby(list(texts), sort=False).ngroup()
     first = {run: alike.index[alike == group][0] for run, group in alike.items()}
     table = values.assign(run=values["run"].map(first)).groupby(["run", "metric", "counting"], sort=False)["value"]

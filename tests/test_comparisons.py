@@ -166,6 +166,10 @@ def test_seeds_give_mean_and_spread(parameters):
     )
     table = seeds(values, parameters)
     assert table["run"].tolist() == ["fedavg"]
+    again = pd.concat([parameters, parameters.loc[["fedavg", "prox"]].set_axis(["fast", "prox-fast"])])
+    again = again.assign(confidence=[0.95] * 6 + [0.9] * 2, torch_threads=[1] * 6 + [2] * 2)
+    more = values.loc[values["run"] != "fedavg-1"].replace({"fedavg": "fast", "prox": "prox-fast"})
+    pd.testing.assert_frame_equal(seeds(pd.concat([values, more]), again), table)  # a seed counts once
     # (0.1 + 0.3)/2; √((0.1² + 0.1²)/1)
     assert table.loc[0, ["seeds", "mean", "sd", "lowest", "highest"]].tolist() == pytest.approx(
         [2, 0.2, 0.02**0.5, 0.1, 0.3]
