@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 from fedmem import columns, corpora, files, generation, model_config, models, partition, runs, study
-from fedmem.config import ConfigError, StageConfig, create_all
+from fedmem.config import ConfigError, StageConfig, TrainConfig, create_all
+from fedmem.identity import digest_of, outside_digests
 
 __all__ = ["N_PREFIXES", "study_of"]
 
@@ -152,7 +153,8 @@ def _column_map(given: list[Path], encoding: str) -> dict[str, str | None]:
 def _whole(model: str) -> str:
     """The model as notebooks load it: itself; of a folder of adapters, the base with the adapters merged in.
 
-    That is made once, in `results/models/`, named by the digest of the adapters.
+    That is made once, in `results/models/`, named by the digest of the adapters and of the base: of its files, where
+    they are here, else of its name. Of two audits that make the same one, the later takes what is there.
     """
     folder = Path(model).expanduser()
     if not folder.exists() and (folder.is_absolute() or model.startswith((".", "~"))):
@@ -160,20 +162,50 @@ def _whole(model: str) -> str:
     adapters = folder / "adapter_config.json"
     if not adapters.is_file() or (folder / "config.json").is_file():
         return str(folder.resolve()) if folder.is_dir() else model
-    base = json.loads(adapters.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not base:
-        raise ConfigError(f"--model {model}: adapter_config.json names no base_model_name_or_path: write it there")
-    whole = runs.results_root() / "models" / f"{folder.name}-{runs.file_digest(folder)[:8]}"
+    base = _base(model, adapters)
+    try:
+        of_base = outside_digests(TrainConfig(model=base)).get("model", base)
+    except ConfigError as error:
+        raise ConfigError(f"--model {model}: the base that its adapter_config.json names: {error}") from None
+    whole = runs.results_root() / "models" / f"{folder.name}-{digest_of([runs.file_digest(folder), of_base])[:8]}"
     if not whole.is_dir():
-        from fedmem.adapters import save_merged
-
-        whole.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=whole.parent, prefix=".") as unfinished:
-            save_merged(base, folder, Path(unfinished) / "model")
-            for file in (one for pattern in TOKENIZER for one in folder.glob(pattern)):
-                shutil.copy(file, Path(unfinished) / "model")
-            (Path(unfinished) / "model").rename(whole)
+        _merge(base, folder, whole)
     return str(whole)
+
+
+def _base(model: str, adapters: Path) -> str:
+    """The name of the model that adapters were trained on, as their adapter_config.json has it."""
+    try:
+        settings = json.loads(adapters.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"--model {model}: adapter_config.json in its folder is not JSON: {error}") from None
+    base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"--model {model}: adapter_config.json names no base_model_name_or_path: write it there")
+    return base
+
+
+def _merge(base: str, adapters: Path, whole: Path) -> None:
+    """Write the base with the adapters merged in, and the adapters' tokenizer if they have one, as `whole`."""
+    from fedmem.adapters import save_merged
+
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=whole.parent, prefix=".") as unfinished:
+        made = Path(unfinished) / "model"
+        try:
+            save_merged(base, adapters, made)
+        except (AttributeError, KeyError, TypeError) as error:  # peft takes the file's values as they are
+            raise ConfigError(
+                f"--model {adapters}: adapter_config.json in its folder cannot be used ({type(error).__name__}: "
+                f"{error}); allowed is what save_pretrained of a peft model wrote"
+            ) from error
+        for file in (one for pattern in TOKENIZER for one in adapters.glob(pattern)):
+            shutil.copy(file, made)
+        try:
+            made.rename(whole)
+        except OSError:
+            if not whole.is_dir():  # else another audit has put the same there meanwhile
+                raise
 
 
 def _check_template(model: str, tokenizer, plain_text: bool) -> None:

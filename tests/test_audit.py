@@ -179,18 +179,44 @@ def test_columns_are_found(place, tmp_path):
     assert audit.study_of(str(place / "model"), [tmp_path / "other.jsonl"], overrides=only).runs
 
 
-def test_adapters_are_merged_into_the_base_that_they_name(place, clients, results):
+@pytest.fixture
+def adapters(tmp_path):
+    """A folder of adapters on a copy of the shipped model."""
     from peft import LoraConfig, get_peft_model
 
-    base = models.location("tiny-qwen2")
+    base = shutil.copytree(models.location("tiny-qwen2"), tmp_path / "base")
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules=["q_proj"]))
-    folder = results.parent / "adapters"
-    adapted.save_pretrained(folder)
-    made = audit.study_of(str(folder), clients)
+    adapted.save_pretrained(tmp_path / "adapters")
+    return tmp_path / "adapters"
+
+
+def test_adapters_are_merged_into_the_base_that_they_name(adapters, clients, results):
+    made = audit.study_of(str(adapters), clients)
     whole = made.runs[0].configs["train"].model
     assert whole.startswith(str(results / "models" / "adapters-"))
     assert models.load(whole, "cpu")[0].num_parameters() == models.load("tiny-qwen2", "cpu")[0].num_parameters()
-    assert audit.study_of(str(folder), clients).runs[0].jobs["train"].id == made.runs[0].jobs["train"].id
+    assert audit.study_of(str(adapters), clients).runs[0].jobs["train"].id == made.runs[0].jobs["train"].id
+
+
+def test_another_base_is_another_merged_model(adapters, results):
+    first = audit._whole(str(adapters))
+    base = AutoModelForCausalLM.from_pretrained(adapters.parent / "base")
+    with torch.no_grad():
+        base.get_input_embeddings().weight.mul_(2)
+    base.save_pretrained(adapters.parent / "base")  # trained on, say, under its old name
+    second = audit._whole(str(adapters))
+    assert first != second
+    before, after = (models.load(one, "cpu")[0].get_input_embeddings().weight for one in (first, second))
+    assert torch.equal(2 * before, after)
+
+
+def test_of_two_audits_that_merge_the_same_the_later_takes_what_is_there(adapters, results):
+    whole = results / "models" / "adapters-12345678"
+    audit._merge("tiny-qwen2", adapters, whole)
+    before = {file.name: file.stat() for file in whole.iterdir()}
+    audit._merge("tiny-qwen2", adapters, whole)  # begun before the first had ended
+    assert {file.name: file.stat() for file in whole.iterdir()} == before
+    assert list(whole.parent.iterdir()) == [whole]
 
 
 # --- what is refused, before anything runs --------------------------------------------------------------------------
@@ -240,6 +266,28 @@ def test_models_that_cannot_be_asked(refusal, place, tmp_path):
     for file in (tmp_path / "mute").glob("tokenizer*"):
         file.unlink()
     assert "no tokenizer in its folder" in refusal(model=tmp_path / "mute")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("{", "adapter_config.json in its folder is not JSON"),
+        ("[]", "adapter_config.json names no base_model_name_or_path"),
+        ({"base_model_name_or_path": 5}, "adapter_config.json names no base_model_name_or_path"),
+        (
+            {"base_model_name_or_path": "/no/where"},
+            "the base that its adapter_config.json names: model: got '/no/where'",
+        ),
+        ({"r": "eight"}, "adapter_config.json in its folder cannot be used (TypeError: "),
+        ({"peft_type": "ODD"}, "adapter_config.json in its folder cannot be used (KeyError: 'ODD')"),
+    ],
+)
+def test_adapters_whose_settings_are_none(refusal, adapters, results, change, said):
+    file = adapters / "adapter_config.json"
+    file.write_text(change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change))
+    words = refusal(model=adapters)
+    assert words.startswith(f"--model {adapters}: {said}")
+    assert not list(results.glob("models/*"))
 
 
 def test_a_model_without_chat_template_needs_a_word(refusal, place, clients, tmp_path):
