@@ -17,6 +17,7 @@ import pandas as pd
 from fedmem import columns, corpora, files, generation, model_config, models, partition, runs, study
 from fedmem.config import ConfigError, StageConfig, TrainConfig, create_all
 from fedmem.identity import digest_of, outside_digests
+from fedmem.study_files import absolute
 
 __all__ = ["N_PREFIXES", "study_of"]
 
@@ -50,24 +51,27 @@ def study_of(
     Each client is probed with as many prefixes as every client has rows for, N_PREFIXES at most. Raises ConfigError
     that says what is wrong, where, and what is allowed; nothing has been executed then.
     """
-    overrides = overrides or {}
+    overrides = absolute(overrides or {})
     for key in overrides:
         if key in FIXED:
             raise ConfigError(f"--set {key}: an audit takes it from {FIXED[key]}; allowed are all other parameters")
     name = name or f"audit-{Path(model).name}"
     runs.study_folder(name)
+    if name == "latest":
+        raise ConfigError(
+            "--name: got 'latest', the report's word for the newest analysis alone; allowed is another one"
+        )
     try:
         values, origin = _values(clients, heldout, overrides)
         whole = _whole(model)
         tokenizer = models.load_tokenizer(whole)
         _check_template(model, tokenizer, plain_text)
-        configs = create_all(values | {"model": whole, "max_tokens": 10**9}, origin)
+        configs = create_all(values | {"model": whole}, origin)
         context = model_config.context_tokens(model_config.read_config(whole) or {})
         _check_context(model, context, tokenizer, configs["generate"])
         longest = {"max_tokens": min(context or MAX_TOKENS, MAX_TOKENS)}
         rows = _rows(configs["partition"])
-        wanted = overrides.get("n_prefixes", N_PREFIXES)
-        n_prefixes, why = _n_prefixes(rows, tokenizer, configs["generate"], wanted, bool(heldout))
+        n_prefixes, why = _n_prefixes(rows, tokenizer, configs["generate"], bool(heldout))
         values = values | longest | overrides | {"model": whole, "n_prefixes": n_prefixes}
         configs = create_all(values, origin)
     except (columns.CorpusError, partition.PartitionError, models.ModelError, generation.GenerationError) as error:
@@ -80,7 +84,10 @@ def study_of(
 def _values(
     clients: Sequence[str | Path], heldout: Sequence[str | Path], overrides: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """(flat parameters, where each came from), n_prefixes and the model apart; the files are there and differ."""
+    """(flat parameters, where each came from), the model apart and sizes as wide as can be: checked all together.
+
+    The files are there and differ; no row is read before the parameters have passed.
+    """
     given = _files("--client", clients)
     apart = _files("--heldout", heldout)
     if not given:
@@ -90,17 +97,17 @@ def _values(
             f"--heldout: got {len(apart)} files; allowed is one for all clients, or one for each of {len(given)}"
         )
     _check_different(given, apart)
-    encoding = overrides.get("corpus_encoding", "utf-8")
-    found = {} if "column_map" in overrides else {"column_map": _column_map([*given, *apart], encoding)}
     fixed = {
         "task": "qa", "corpus": "file", "corpus_path": [str(file) for file in given], "partitioner": "natural",
         "client_groups": files.names_of(given), "n_clients": len(given), "train_rows": 1.0, "test_rows": 0,
-        "heldout_rows": 0, "algorithm": "none", "utility_rows": 0, "n_prefixes": 1,
+        "heldout_rows": 0, "algorithm": "none", "utility_rows": 0, "n_prefixes": N_PREFIXES, "max_tokens": 10**9,
     }  # fmt: skip
     if apart:
         fixed["heldout_path"] = [str(file) for file in apart] if len(apart) == len(given) else str(apart[0])
-    values = fixed | found | {key: value for key, value in overrides.items() if key != "n_prefixes"}
-    return values, dict.fromkeys(overrides, "--set")
+    values, origin = fixed | overrides, dict.fromkeys(overrides, "--set")
+    encoding = create_all(values, origin)["partition"].corpus_encoding
+    found = {} if "column_map" in overrides else {"column_map": _column_map([*given, *apart], encoding)}
+    return values | found, origin
 
 
 def _files(option: str, given: Sequence[str | Path]) -> list[Path]:
@@ -252,11 +259,12 @@ def _rows(config: StageConfig) -> pd.DataFrame:
     return partition.split(hands, quotas)
 
 
-def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, wanted: int, control: bool) -> tuple[int, str]:
+def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: bool) -> tuple[int, str]:
     """(prefixes of each client, why not more): as many as each has rows for, and held-out rows where there are any."""
     texts = generation.split_inputs(rows, tokenizer, generate.prefix_tokens, generate.min_input_tokens)
     least = generate.min_input_tokens or generate.prefix_tokens + 20
-    limit, why = wanted, "as asked for" if wanted != N_PREFIXES else "the most that an audit takes by itself"
+    limit = generate.n_prefixes
+    why = "as asked for" if limit != N_PREFIXES else "the most that an audit takes by itself"
     clients = sorted(rows["client"].unique())
     kinds = ("rows", "held-out rows") if control else ("rows",)
     for what, drawn in zip(kinds, generation.drawable(texts, generate.sample_seed), strict=False):

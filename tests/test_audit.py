@@ -323,6 +323,36 @@ def test_texts_that_are_too_short_and_parameters_that_the_files_decide(refusal, 
     assert "unknown parameter 'prefx'" in refusal(overrides={"prefx": 3})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("n_prefixes", "abc", "--set: n_prefixes: got 'abc'; allowed is a whole number ≥ 1"),
+        ("n_prefixes", None, "--set: n_prefixes: got None; allowed is a whole number ≥ 1"),
+        ("n_prefixes", 0, "--set: n_prefixes: got 0; allowed is a whole number ≥ 1"),
+        ("corpus_encoding", 5, "--set: corpus_encoding: got 5; allowed is a text"),
+        ("corpus_encoding", "utf-9", "--set: corpus_encoding: got 'utf-9'; allowed is an encoding that Python knows"),
+        ("column_map", 5, "--set: column_map: got 5; allowed is a mapping"),
+        ("max_tokens", "long", "--set: max_tokens: got 'long'; allowed is a whole number ≥ 8"),
+    ],
+)
+def test_parameters_are_checked_before_a_file_is_read(refusal, tmp_path, name, value, said):
+    (tmp_path / "broken.jsonl").write_text("no JSON\n")
+    assert refusal(given=[tmp_path / "broken.jsonl"], overrides={name: value}) == said + (
+        ", such as utf-8, cp1252 or utf-16" if value == "utf-9" else ""
+    )
+
+
+def test_paths_among_the_parameters_hold_wherever_a_notebook_runs(place, clients, tmp_path, monkeypatch):
+    (tmp_path / "classifier").mkdir()
+    monkeypatch.chdir(tmp_path)
+    made = audit.study_of(str(place / "model"), clients, overrides={"paraphrase_model": "./classifier"})
+    assert made.runs[0].configs["detect"].paraphrase_model == str(tmp_path / "classifier")
+
+
+def test_an_audit_is_not_called_by_the_word_for_the_newest_analysis(refusal):
+    assert "--name: got 'latest'" in refusal(name="latest")
+
+
 # --- lists of files and held-out texts in any study -----------------------------------------------------------------
 
 

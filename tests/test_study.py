@@ -358,8 +358,6 @@ def test_no_study_is_called_by_the_word_for_the_newest_analysis(params):
         study.load(params("base: small\n"), name="latest")
     study.write_description(loaded := study.load(path, name="other"))
     (loaded.folder / "study.json").write_text((loaded.folder / "study.json").read_text().replace("other", "latest"))
-    with pytest.raises(
-        ConfigError, match=r"study\.json: name of a study: got 'latest'"
-    ):  # as the notebook's default has it
+    with pytest.raises(ConfigError, match=r"study\.json: name of a study: got 'latest'"):  # as notebook 6 writes it
         study.load(loaded.folder)
     assert study.load(loaded.folder, name="again").name == "again"
