@@ -1,9 +1,10 @@
 """What a stage in the making leaves when its process dies, who may take it up, and how far it had come.
 
 A hidden folder `.<stage folder>.<host>-<process id>` beside the stages belongs to one process of one machine. On that
-machine the process id says whether it still lives. Several machines may share the folder (a cluster's do): there, a
-process renews a sign of life every half minute, and is taken for dead when the sign is ten minutes old by the file
-system's own clock. This module does not know what stages do.
+machine the process id and the moment it began say whether it still lives. Several machines may share the folder (a
+cluster's do): there, a process renews a sign of life every half minute, and is taken for dead when the sign is ten
+minutes old by the file system's own clock, or, where its work could be gone on with, when it is not renewed before our
+eyes. This module does not know what stages do.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -19,16 +21,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 __all__ = ["KEPT", "Progress", "runs_here", "take_up"]
 
 KEPT = ".progress"  # what is never published: the sign of life, and how far the stage has come
 BEAT_SECONDS, DEAD_SECONDS = 30, 600
+WATCHED_BEATS = 4  # a shared file system may show a new sign a minute late
 
 
 class Progress:
     """How far the making of a stage has come: a JSON value and arrays, kept in its hidden folder, never published.
 
-    value: what an interrupted process kept last; {} where there is none. seconds: how long it had worked by then.
+    value: what was kept last, by this process or an interrupted one; {} where there is none. seconds: how long the
+    making had taken by then.
     """
 
     def __init__(self, folder: Path, made: Mapping[str, str]):
@@ -50,10 +56,10 @@ class Progress:
             save_file(dict(arrays), self.folder / name)
         seconds = time.perf_counter() - self._clock
         record = {"made": self.made, "value": dict(value), "arrays": name, "seconds": seconds}
-        partial = self.folder / "record.json.partial"
-        partial.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
+        text, partial = json.dumps(record, allow_nan=False), self.folder / "record.json.partial"
+        partial.write_text(text, encoding="utf-8")
         os.replace(partial, self.folder / "record.json")
-        self._arrays = name
+        self.value, self.seconds, self._arrays = json.loads(text)["value"], seconds, name
         for old in self.folder.glob("arrays-*"):
             if old.name != name:
                 old.unlink()
@@ -70,13 +76,14 @@ def take_up(target: Path, made: Mapping[str, str]) -> tuple[Path, Progress]:
 
     target: the stage's folder. made: what the stage is made of (its identity, the code's digest). A folder that a dead
     process left is taken over with all it holds if it was made of the same, the one that was worked on last first;
-    other dead ones are removed. Folders of living processes stay.
+    other dead ones are removed. Folders of living processes stay. Where another machine left one a moment ago, this
+    waits two minutes to see whether it still works.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     own = target.parent / f".{target.name}.{_host()}-{os.getpid()}"
     leftovers = sorted(target.parent.glob(f".{target.name}.*"), key=_worked_on, reverse=True)
-    dead = [folder for folder in leftovers if folder == own or not _alive(folder, target)]
-    fitting = [folder for folder in dead if _record(folder).get("made") == dict(made)]
+    dead = [folder for folder in leftovers if folder == own or not _alive(folder, target, made)]
+    fitting = [folder for folder in dead if _fits(folder, made)]
     for folder in set(dead) - set(fitting):
         shutil.rmtree(folder, ignore_errors=True)
     for folder in fitting:
@@ -85,7 +92,7 @@ def take_up(target: Path, made: Mapping[str, str]) -> tuple[Path, Progress]:
     for folder in set(fitting) - {own}:
         shutil.rmtree(folder, ignore_errors=True)
     (own / KEPT).mkdir(parents=True, exist_ok=True)
-    (own / KEPT / "alive").touch()
+    (own / KEPT / "alive").write_text(str(psutil.Process().create_time()))
     threading.Thread(target=_beat, args=(own / KEPT / "alive",), daemon=True).start()
     return own, Progress(own, made)
 
@@ -102,14 +109,38 @@ def _host() -> str:
     return re.sub(r"[^\w.]", "_", platform.node()) or "localhost"
 
 
-def _alive(folder: Path, target: Path) -> bool:
+def _alive(folder: Path, target: Path, made: Mapping[str, str]) -> bool:
     host, _, pid = folder.name.removeprefix(f".{target.name}.").rpartition("-")
     if host == _host() and pid.isdigit():
-        return runs_here(int(pid))
+        return runs_here(int(pid)) and _is_the_one(folder, int(pid))
     if not host:
         return False  # what was set aside in the moment of publishing
     with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".now-") as now:
-        return os.fstat(now.fileno()).st_mtime - _worked_on(folder) < DEAD_SECONDS
+        if os.fstat(now.fileno()).st_mtime - _worked_on(folder) >= DEAD_SECONDS:
+            return False
+    return not _fits(folder, made) or _gives_signs(folder, host)
+
+
+def _is_the_one(folder: Path, pid: int) -> bool:
+    """Whether the process of this id is the one that left the folder: ids come again, after a restart above all."""
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        return abs(psutil.Process(pid).create_time() - float((folder / KEPT / "alive").read_text())) < 2
+    return True  # it cannot be told
+
+
+def _gives_signs(folder: Path, host: str) -> bool:
+    """Whether a folder's process renews its sign of life while this one watches."""
+    print(f"watches for two minutes whether {host} still makes this stage", file=sys.stderr)
+    last, end = _worked_on(folder), time.monotonic() + WATCHED_BEATS * BEAT_SECONDS
+    while time.monotonic() < end:
+        time.sleep(BEAT_SECONDS / 10)
+        if _worked_on(folder) != last:
+            return True
+    return False
+
+
+def _fits(folder: Path, made: Mapping[str, str]) -> bool:
+    return _record(folder).get("made") == dict(made)
 
 
 def _worked_on(folder: Path) -> float:

@@ -240,16 +240,21 @@ class Work:
         """Writes the manifest and puts the folder in the stage's place; the former one is removed whole."""
         if not (self.folder / KEPT).is_dir():
             raise StageError(f"{self.folder} is gone: another process took this one for dead. Run the stage again")
-        shutil.rmtree(self.folder / KEPT)
-        files = {str(p.relative_to(self.folder)): file_digest(p) for p in sorted(self.folder.rglob("*")) if p.is_file()}
+        (self.folder / MANIFEST).unlink(missing_ok=True)  # of a publishing that was interrupted
+        made = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        names = [name for path in made if not (name := str(path.relative_to(self.folder))).startswith(f"{KEPT}/")]
+        files = {name: file_digest(self.folder / name) for name in names}
         sizes = {name: (self.folder / name).stat().st_size for name in files}
         manifest = self._manifest(device) | {"files": files, "sizes": sizes}
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        shutil.rmtree(self.folder / KEPT)  # now: an interruption while large files were read has cost nothing
         former = self.target.parent / f".{self.target.name}.former{os.getpid()}"
         if self.target.exists():
             self.target.rename(former)
         self.folder.rename(self.target)
         shutil.rmtree(former, ignore_errors=True)
+        for record in self.target.parent.glob(f"{self.target.name}.failed.*"):  # of an attempt before
+            record.unlink()
         return open_stage(self.target)
 
     def _manifest(self, device: str) -> dict:
@@ -339,16 +344,23 @@ def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
 
 
 def run_table(description: dict, analyses: dict[str, Stage]):
-    """DataFrame, a row a run: state, resolved parameters, seconds of each stage; index run."""
+    """DataFrame, a row a run: state, resolved parameters, seconds of each stage; index run.
+
+    state: finished; stale, when a stage was made by other code than there is here, or of other files than its parent
+    has; failed, when there is no analysis.
+    """
     import pandas as pd
 
-    rows = {}
+    rows, code = {}, {stage: code_digest(stage) for stage in STAGES}
     for run in description["runs"]:
         stages, stage = {}, analyses.get(run["name"])
         state = "finished" if stage else "failed"
         while stage is not None:
-            stages[f"seconds_{stage.name}"] = stage.manifest["seconds"]
-            stage = stage.parent
+            stages[f"seconds_{stage.name}"], parent = stage.manifest["seconds"], stage.parent
+            made_of = [one["files"] for one in stage.manifest["parents"]]
+            if stage.manifest["code"] != code[stage.name] or (parent and made_of != [parent.files_digest]):
+                state = "stale"
+            stage = parent
         rows[run["name"]] = {"state": state} | run["parameters"] | dict(reversed(stages.items()))
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
 

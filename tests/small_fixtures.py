@@ -55,7 +55,8 @@ def model(new_model) -> Qwen2ForCausalLM:
 @pytest.fixture(scope="module")
 def rows() -> pd.DataFrame:
     """3 clients of 2 training rows and 1 test row."""
-    frame = pd.DataFrame({"input": SENTENCES, "instruction": "", "output": "noted"})
+    names = [f"p0-{number}" for number in range(9)]
+    frame = pd.DataFrame({"row_id": names, "input": SENTENCES, "instruction": "", "output": "noted"})
     return frame.assign(client=[i % 3 for i in range(9)], split=["train"] * 6 + ["test"] * 3)
 
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import killed_training
+import psutil
 import pytest
 from killed_training import train
 from small_federation import settings, whole
@@ -94,6 +97,57 @@ def test_killed_after_round_2_of_3_and_resumed_has_the_same_bytes(place, results
     assert set(stage.manifest["files"]) == set(resumed)  # nothing of what was kept is published
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "local"])
+def test_the_training_cell_run_again_after_an_interrupt_goes_on(place, tmp_path, monkeypatch, algorithm):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/partition").symlink_to(place / "results/partition")
+    monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
+    notebook = json.loads(runs.notebook_file("train").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    (training,) = (number for number, cell in enumerate(cells) if cell.startswith("history ="))
+
+    def run(session: dict, cells: list[str]) -> dict:
+        for cell in cells:
+            exec(cell, session)
+            if cell.startswith("partition ="):
+                session["options"] = parameters(
+                    place, {"algorithm": algorithm, "utility_rows": 0, "perplexity_rows": 0}
+                )
+                for name in session.keys() & session["options"].keys():
+                    session[name] = session["options"].pop(name)
+        return session
+
+    whole_session = run({}, cells[: training + 1])
+    undisturbed = whole(whole_session["work"].folder)
+    shutil.rmtree(whole_session["work"].folder)
+
+    session, steps = run({}, cells[:training]), []
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmem.federated.train_locally", interrupted_after(steps, 4))
+        with pytest.raises(KeyboardInterrupt):
+            run(session, [cells[training]])
+    run(session, [cells[training]])
+    again = whole(session["work"].folder)
+    assert {name: again[name] for name in again if not name.startswith(leftovers.KEPT)} == {
+        name: undisturbed[name] for name in undisturbed if not name.startswith(leftovers.KEPT)
+    }
+    assert len(session["after"]) == len(whole_session["after"])
+    assert session["history"].curves().equals(whole_session["history"].curves())
+
+
+def interrupted_after(steps: list, number: int):
+    from fedmem.training import train_locally
+
+    def train(model, *args, **kwargs):
+        result = train_locally(model, *args, **kwargs)
+        steps.append(result)
+        if len(steps) > number:
+            raise KeyboardInterrupt  # with the model's weights half trained
+        return result
+
+    return train
+
+
 def noting(trained: list):
     from fedmem.training import train_locally
 
@@ -160,11 +214,35 @@ def test_a_living_process_keeps_its_folder(target):
     assert (folder / "round-2").is_dir()
 
 
-def test_a_folder_of_another_machine_is_left_alone_while_it_gives_signs_of_life(target):
+def test_a_process_that_only_has_the_id_of_the_dead_one_keeps_nothing(target):
+    folder = left(target, here(os.getppid()))
+    (folder / leftovers.KEPT / "alive").write_text(str(psutil.Process(os.getppid()).create_time() - 60))
+    _, progress = leftovers.take_up(target, MADE)
+    assert progress.value == {"rounds": 2}
+    assert not folder.exists()
+
+
+def test_a_folder_of_another_machine_is_left_alone_while_it_gives_signs_of_life(target, monkeypatch):
+    monkeypatch.setattr(leftovers, "BEAT_SECONDS", 0.5)
     folder = left(target, f"elsewhere-{dead_pid()}")
+    sign = folder / leftovers.KEPT / "alive"
+    threading.Thread(target=leftovers._beat, args=(sign,), daemon=True).start()
     _, progress = leftovers.take_up(target, MADE)
     assert progress.value == {}
     assert (folder / "round-2").is_dir()
+
+
+def test_a_folder_of_another_machine_is_taken_when_nobody_renews_its_sign(target, monkeypatch, capsys):
+    monkeypatch.setattr(leftovers, "BEAT_SECONDS", 0.1)
+    folder = left(target, f"elsewhere-{dead_pid()}")
+    _, progress = leftovers.take_up(target, MADE)
+    assert progress.value == {"rounds": 2}
+    assert not folder.exists()
+    assert "watches for two minutes whether elsewhere still makes this stage" in capsys.readouterr().err
+
+
+def test_an_old_sign_of_another_machine_is_not_watched(target):
+    folder = left(target, f"elsewhere-{dead_pid()}")
     old = (folder / leftovers.KEPT / "alive").stat().st_mtime - leftovers.DEAD_SECONDS - 1
     os.utime(folder / leftovers.KEPT / "alive", (old, old))
     _, progress = leftovers.take_up(target, MADE)
@@ -175,6 +253,7 @@ def test_a_folder_of_another_machine_is_left_alone_while_it_gives_signs_of_life(
 def test_a_process_that_begins_again_goes_on_with_its_own_folder(target):
     own, progress = leftovers.take_up(target, MADE)
     progress.keep({"rounds": 1})
+    assert progress.value == {"rounds": 1}
     again, progress = leftovers.take_up(target, MADE)
     assert again == own
     assert progress.value == {"rounds": 1}
@@ -198,6 +277,25 @@ def test_a_torn_record_counts_as_none(target):
     folder = left(target, here(dead_pid()))
     (folder / leftovers.KEPT / "record.json").write_text('{"made": ')
     assert leftovers.take_up(target, MADE)[1].value == {}
+
+
+def test_a_publishing_that_is_interrupted_has_cost_nothing(results, monkeypatch):
+    work = runs.begin(TrainConfig(rounds=2), runs.find("partition"))
+    work.path("weights").write_text("of the last round")
+    work.progress.keep({"rounds": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work.publish()
+    (work.folder / runs.MANIFEST).write_text("{}")  # as one that was interrupted a moment later leaves it
+    again = runs.begin(TrainConfig(rounds=2), runs.find("partition"))
+    assert again.progress.value == {"rounds": 2}
+    assert again.publish().manifest["files"].keys() == {"weights"}
+    assert not (again.target / leftovers.KEPT).exists()
+
+
+def interrupted():
+    raise KeyboardInterrupt
 
 
 def test_a_folder_that_was_taken_over_is_not_published(results):

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from fedmem import runs
-from fedmem.config import ConfigError, GenerateConfig, PartitionConfig, TrainConfig
+from fedmem.config import AnalyzeConfig, ConfigError, DetectConfig, GenerateConfig, PartitionConfig, TrainConfig
+from fedmem.identity import code_digest
 
 
 @pytest.fixture(autouse=True)
@@ -141,3 +142,44 @@ def test_the_digest_of_a_folder_covers_names_and_bytes(tmp_path):
     before = runs.file_digest(tmp_path)
     os.rename(tmp_path / "a", tmp_path / "b")
     assert runs.file_digest(tmp_path) != before
+
+
+def test_an_entity_model_counts_by_content_and_only_where_candidates_are_typed(tmp_path):
+    folder = tmp_path / "entities"
+    folder.mkdir()
+    (folder / "meta.json").write_text("{}")
+    typed = {"paraphrase_model": "some/classifier"}
+    first = runs.identity(DetectConfig(entity_model=str(folder), **typed))
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert runs.identity(DetectConfig(entity_model=str(moved), **typed)) == first
+    (moved / "meta.json").write_text('{"trained": "again"}')
+    assert runs.identity(DetectConfig(entity_model=str(moved), **typed)) != first
+    assert runs.identity(DetectConfig(entity_model=str(moved))) == runs.identity(DetectConfig())
+
+
+def test_the_table_of_runs_says_which_were_made_by_other_code_or_of_other_files(monkeypatch):
+    stage = None
+    for config in (PartitionConfig(), TrainConfig(), GenerateConfig(), DetectConfig(), AnalyzeConfig()):
+        stage = runs.begin(config, stage).publish()
+    description = {"runs": [{"name": name, "parameters": {}} for name in ("one", "missing")]}
+
+    def states():
+        analysis = runs.open_stage(stage.folder)
+        return runs.run_table(description, {"one": analysis})["state"].to_dict()
+
+    assert states() == {"one": "finished", "missing": "failed"}
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "code_digest", lambda stage: "other" if stage == "generate" else code_digest(stage))
+        assert states()["one"] == "stale"
+    work = runs.begin(PartitionConfig())
+    work.save_json("note", 1)
+    work.publish()
+    assert states()["one"] == "stale"
+
+
+def test_a_stage_that_succeeds_has_no_failure_any_more():
+    work = runs.begin(PartitionConfig())
+    record = work.target.with_name(f"{work.target.name}.failed.json")
+    record.write_text('{"error": "of an attempt before"}')
+    work.publish()
+    assert not record.exists()
