@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -108,18 +109,29 @@ def _put_copy(job: dict[str, Any], copy: Path) -> None:
     made.write_text(to_html(copy, show_code=page != "report.html"), encoding="utf-8")
     made.rename(folder / page)
     copy.rename(folder / "notebook.ipynb")
-    for leftover in folder.parent.glob(f"{folder.name}.failed.*"):
-        leftover.unlink()
 
 
 def put_copies(session: Path) -> None:
-    """Does for a session that was killed what it did not come to: a stage was published, its copy still lies here."""
+    """Does for a session that was killed what it did not come to: a stage was published, its copy still lies here.
+
+    A copy that did not make the stage that is there now, or that is torn, is removed.
+    """
     for copy in session.glob("*.ipynb"):
         jobs = json.loads((session / "jobs.json").read_text(encoding="utf-8"))
         for job in jobs:
-            started, manifest = session / f"{job['id']}.started", Path(job["folder"], MANIFEST)
-            if copy.stem == job["id"] and manifest.is_file() and manifest.stat().st_mtime > started.stat().st_mtime:
+            if job["id"] == copy.stem and _made(copy, session / f"{copy.stem}.started", Path(job["folder"])):
                 _put_copy(job, copy)
+        copy.unlink(missing_ok=True)
+
+
+def _made(copy: Path, started: Path, folder: Path) -> bool:
+    """Whether the attempt of a session that left this executed copy is what published the stage in a folder."""
+    try:
+        begun = datetime.fromisoformat(open_stage(folder).manifest["started"]).timestamp()
+        json.loads(copy.read_text(encoding="utf-8"))
+    except (StageError, ValueError):
+        return False
+    return started.stat().st_mtime <= begun <= copy.stat().st_mtime
 
 
 def failed_copy(folder: Path) -> Path:

@@ -199,16 +199,20 @@ def _arguments(options: argparse.Namespace) -> list[str]:
 
 def _executor(arguments: list[str]) -> str:
     """Where jobs run, by Snakemake's arguments: "local", or the name of an executor plugin."""
-    found = {"--executor": None, "--profile": None}
-    short = {"-e": "--executor"}
+    return _given(arguments, "executor", "-e") or "local"
+
+
+def _given(arguments: list[str], name: str, short: str = "") -> Any:
+    """The value of one of Snakemake's options, from the command line or else from its profile; None: neither has it."""
+    found = {f"--{name}": None, "--profile": None}
     for position, argument in enumerate(arguments):
-        name, sign, value = argument.partition("=")
-        if (name := short.get(name, name)) in found:
-            found[name] = value if sign else next(iter(arguments[position + 1 :]), None)
-    if found["--executor"] is None and found["--profile"]:
+        option, sign, value = argument.partition("=")
+        if (option := f"--{name}" if option == short else option) in found:
+            found[option] = value if sign else next(iter(arguments[position + 1 :]), None)
+    if found[f"--{name}"] is None and found["--profile"]:
         for path in sorted(Path(found["--profile"]).glob("config*.yaml")):
-            return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("executor") or "local"
-    return found["--executor"] or "local"
+            return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get(name)
+    return found[f"--{name}"]
 
 
 def _placed(job: dict[str, Any], devices: list[str] | None) -> dict[str, Any]:
@@ -225,21 +229,19 @@ def _placed(job: dict[str, Any], devices: list[str] | None) -> dict[str, Any]:
             environment["CUDA_VISIBLE_DEVICES"] = ""
     else:
         resources["mem_mb"] = max(resources["mem_mb"], LEAST_MB)
-    given = job["parameters"] | job["parameters"].get("options", {})
-    return job | {
-        "resources": resources, "environment": environment, "gpus": devices if resources["gpu"] and devices else [],
-        "threads": max(given.get(name, 1) for name in ("detect_workers", "torch_threads")),
-    }  # fmt: skip
+    given_gpus = devices if resources["gpu"] and devices else []
+    return job | {"resources": resources, "environment": environment, "gpus": given_gpus}
 
 
 def _limits(jobs: list[dict], arguments: list[str]) -> list[str]:
     """What this machine has, for Snakemake to keep jobs within; nothing on a cluster."""
     if _executor(arguments) != "local":
         return []
-    cores = [] if "--cores" in arguments else ["--cores", "all"]
+    cores = [] if _given(arguments, "cores", "-c") else ["--cores", "all"]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
     devices = max((len(job["gpus"]) for job in jobs), default=0)
-    return [*cores, "--resources", f"gpu={devices}", f"mem_mb={memory}"]
+    limits = [] if _given(arguments, "resources") else ["--resources", f"gpu={devices}", f"mem_mb={memory}"]
+    return [*cores, *limits]
 
 
 def _hears_interrupts() -> None:

@@ -12,10 +12,13 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 from small_house import House, until
 
-from fedmem import gpus, runner
+from fedmem import gpus, runner, runs
+from fedmem.config import PartitionConfig
+from fedmem.execute import put_copies
 from fedmem.runner import Progress
 
 pytestmark = pytest.mark.notebooks
@@ -270,3 +273,34 @@ def test_a_profile_that_is_none_is_an_error(house):
     assert done.returncode == 2
     assert "allowed is a folder that holds Snakemake's config.yaml" in done.stderr
     assert not Path(house.acts, "notes").exists()
+
+
+@pytest.mark.parametrize(("old", "torn"), [(True, False), (False, True), (False, False)])
+def test_only_the_copy_that_made_the_stage_is_put_into_it(tmp_path, monkeypatch, old, torn):
+    monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
+    session = tmp_path / "results" / ".runner" / "killed"
+    session.mkdir(parents=True)
+    (session / "job.started").touch()
+    copy = session / "job.ipynb"
+    copy.write_text('{"cells": [' if torn else json.dumps(nbformat.v4.new_notebook()))
+    time.sleep(0.02)
+    stage = runs.begin(PartitionConfig()).publish()
+    (stage.folder / "notebook.ipynb").write_text("of the session that made it")
+    time.sleep(0.02)
+    if not old:  # papermill writes its copy again after the last cell
+        copy.touch()
+    (session / "jobs.json").write_text(
+        json.dumps([{"id": "job", "stage": "partition", "folder": str(stage.folder)}, {"id": "other", "folder": "x"}])
+    )
+    put_copies(session)
+    assert not copy.exists()
+    assert ((stage.folder / "notebook.ipynb").read_text() == "of the session that made it") is (old or torn)
+
+
+def test_a_local_profile_limits_itself(tmp_path):
+    assert runner._limits([], [])[:3] == ["--cores", "all", "--resources"]
+    (tmp_path / "config.yaml").write_text("cores: 1\nresources:\n  - mem_mb=1000\n")
+    assert runner._limits([], ["--profile", str(tmp_path)]) == []
+    assert runner._limits([], ["--profile", str(tmp_path), "--cores", "2"]) == []
+    (tmp_path / "config.yaml").write_text("keep-going: true\n")
+    assert runner._limits([], ["-c", "2", "--profile", str(tmp_path)])[0] == "--resources"
