@@ -9,6 +9,7 @@ import threading
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from fedmem.model_config import read_config
 
@@ -24,7 +25,8 @@ def has_model(hub_id: str) -> bool:
 
 def has_data_set(hub_id: str) -> bool:
     """Whether files of a data set lie in the local cache, as downloaded or as prepared by `datasets`."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    home = Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
     files = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"datasets--{hub_id.replace('/', '--')}"
     prepared = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")) / hub_id.replace("/", "___")
     return files.is_dir() or prepared.is_dir()
@@ -32,9 +34,11 @@ def has_data_set(hub_id: str) -> bool:
 
 @cache
 def silent() -> str:
-    """Why the hub cannot be asked; empty when it answers. Asked once a process, within WAIT_SECONDS."""
+    """Why the hub cannot be asked; empty when it answers, or may, through a proxy. Asked once, within WAIT_SECONDS."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
+    if getproxies().keys() & {"https", "all"}:
+        return ""
     address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     answered = threading.Event()
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -255,8 +256,12 @@ def _bytes(path: str | list[str]) -> int:
     return sum(map(_bytes, map(str, file.iterdir()))) if file.is_dir() else file.stat().st_size
 
 
-@cache
 def _texts(partition: StageConfig) -> pd.DataFrame:
+    return _read(partition.task, json.dumps(partition.source))
+
+
+@lru_cache(maxsize=2)  # however many partitions a study makes of it
+def _read(task: str, source: str) -> pd.DataFrame:
     from fedmem import corpora
 
-    return corpora.load_corpus("file", partition.task, **partition.source)
+    return corpora.load_corpus("file", task, **json.loads(source))

@@ -240,21 +240,23 @@ def session_jobs(plan: Plan, found: Mapping[str, estimates.Estimate]) -> list[di
     names, asked = {job.id for job in plan.to_do}, estimates.asked(plan.study)
     entries = [
         _entry(job.id, job.stage, job.folder, job.parameters(), [job.parent.id] if job.parent else [])
-        | {"resources": estimates.resources(found[job.id], asked.get(job.id))}
+        | {"resources": estimates.resources(found[job.id], asked.get(job.id)), "threads": _threads(job)}
         for job in plan.to_do
     ]
     for entry in entries:
         entry["after"] = [name for name in entry["after"] if name in names]
-    return [*entries, report_job(plan.study, [e["id"] for e in entries if e["stage"] == "analyze"])]
+    return [*entries, report_job(plan.study.name, [e["id"] for e in entries if e["stage"] == "analyze"])]
 
 
-def report_job(study: Study, after: list[str]) -> dict[str, Any]:
-    """The job of a study's report, which covers those runs whose analysis is finished."""
-    return report_of(study.name, after)
+def _threads(job: Job) -> int:
+    """Processors that a job uses at once."""
+    if job.stage in ("train", "generate"):
+        return job.configs["train"].torch_threads
+    return job.config.detect_workers if job.stage == "detect" else 1
 
 
-def report_of(name: str, after: list[str] | None = None) -> dict[str, Any]:
-    """The job of the report of a study that has its `study.json` already."""
+def report_job(name: str, after: list[str] | None = None) -> dict[str, Any]:
+    """The job of a study's report, which covers those runs whose analysis is finished; it needs the `study.json`."""
     return _entry("report", "studies", runs.results_root() / "studies" / name, {"study": name}, after or [])
 
 
@@ -262,12 +264,13 @@ def _entry(id_: str, stage: str, folder: Path, parameters: dict, after: list[str
     environment = {"FEDMEM_RESULTS": str(runs.results_root())}
     return {
         "id": id_, "stage": stage, "folder": str(folder), "parameters": parameters, "after": after,
-        "environment": environment,
+        "environment": environment, "threads": 1,
     }  # fmt: skip
 
 
 def write_description(study: Study) -> None:
     """Writes `study.json`, which the report reads, into the study's folder."""
     study.folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(study.describe(), indent=1, ensure_ascii=False)
-    (study.folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+    text, partial = json.dumps(study.describe(), indent=1, ensure_ascii=False), study.folder / f".{DESCRIPTION}"
+    partial.write_text(text + "\n", encoding="utf-8")
+    partial.replace(study.folder / DESCRIPTION)

@@ -24,7 +24,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    caches = (hub_cache.silent, gpus._count, problems._texts)
+    caches = (hub_cache.silent, gpus._count, problems._read)
     for one in caches:
         one.cache_clear()
     yield
@@ -224,6 +224,7 @@ def test_files_win_over_estimates():
     assert wanted["mem_mb"] > 1.2 * guesses[job.id].mem_mb
     assert all(type(amount) is int for amount in wanted.values())
     entries = study.session_jobs(study.plan(loaded), guesses)
+    assert {entry["threads"] for entry in entries} == {1}
     assert {entry["resources"]["gpu"] for entry in entries if entry["stage"] in ("train", "generate")} == {1}
     assert {entry["resources"]["gpu"] for entry in entries if entry["stage"] in ("detect", "analyze")} == {0}
 
@@ -271,3 +272,19 @@ def test_the_command_prints_problems_and_says_so_by_its_exit_code(capsys, monkey
     said = capsys.readouterr().out.partition("problems")[2].splitlines()
     assert "FEDMEM_ES_URL is not set" in said[1]
     assert "device: cuda, and no GPU is here" in said[4]
+
+
+def test_a_job_takes_the_processors_that_it_uses():
+    loaded = study.load(STUDIES / "demo.yaml", overrides={"torch_threads": 4, "detect_workers": 2})
+    entries = study.session_jobs(study.plan(loaded), estimates.of(loaded))
+    threads = {entry["stage"]: entry["threads"] for entry in entries}
+    assert threads == {"partition": 1, "train": 4, "generate": 4, "detect": 2, "analyze": 1, "studies": 1}
+
+
+def test_behind_a_proxy_the_hub_may_answer(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    assert "cannot be reached" in hub_cache.silent()
+    hub_cache.silent.cache_clear()
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert hub_cache.silent() == ""

@@ -30,7 +30,7 @@ def rebuild_report(options: argparse.Namespace) -> int:
         raise runs.StageError(f"{description['name']}: none of its runs is finished, so there is nothing to report")
     name = description["name"]
     with only_runner(name) as lock:
-        code = session([study.report_of(name)], options, lock)
+        code = session([study.report_job(name)], options, lock)
     return code or print_result(name)
 
 

@@ -93,7 +93,7 @@ def execute(plan: study.Plan, options: argparse.Namespace) -> int:
         print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {at_once}", flush=True)
         code = session(study.session_jobs(plan, found), options, lock)
         if code and any((r.jobs["analyze"].folder / runs.MANIFEST).is_file() for r in plan.study.runs):
-            session([study.report_job(plan.study, [])], options, lock)
+            session([study.report_job(plan.study.name)], options, lock)
     return print_result(plan.study.name) or code
 
 
