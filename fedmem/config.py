@@ -215,8 +215,9 @@ class DetectConfig(StageConfig):
         "none", "classifier of sentence pairs, hub id or folder; none: paraphrase candidates stay untyped", min_length=1
     )
     entity_model: str = _field(
-        "en_core_web_sm", "spaCy model of the entity test, where candidates are typed", min_length=1
-    )
+        "en_core_web_sm", "spaCy model of the entity test, name or folder, where candidates are typed",
+        when={"paraphrase_model": _AllBut("none")}, min_length=1,
+    )  # fmt: skip
     detect_workers: int = _field(1, "processes that compare texts; changes speed alone", identity=False, ge=1, le=256)
 
     @property

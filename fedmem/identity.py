@@ -61,8 +61,10 @@ def outside_files(config: StageConfig) -> dict[str, Path | list[Path]]:
         return {name: _existing(name, value) for name, value in given.items()}
     if config.stage == "train" and (folder := model_folder(config.model)):
         return {"model": folder}
-    if config.stage == "detect" and Path(config.paraphrase_model).is_dir():
-        return {"paraphrase_model": Path(config.paraphrase_model)}
+    if config.stage == "detect":
+        named = {name: config.effective()[name] for name in ("paraphrase_model", "entity_model")}
+        folders = {name: Path(value).expanduser() for name, value in named.items() if value not in (None, "none")}
+        return {name: folder for name, folder in folders.items() if folder.is_dir()}
     return {}
 
 
