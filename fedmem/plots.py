@@ -7,6 +7,10 @@ Nothing is measured here and pyplot's global state is never touched: a notebook 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -168,14 +172,11 @@ def percent_words(value: float) -> str:
 
 def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: float, x: str, y: str) -> None:
     """Colours from 0 to `top` with `labels` in the cells; what is NaN is grey and says n/a."""
-    with without("scipy.stats"):  # a second, for densities; seaborn has its own
-        import seaborn as sns
-
     readable = labels is not None and percent.shape[1] <= READABLE_CLIENTS
     size = 9 if percent.shape[1] <= 6 else 6
     look = {"cmap": "rocket_r", "linewidths": 0.5 if readable else 0, "cbar": False}
     look |= {"annot": labels, "fmt": "", "annot_kws": {"fontsize": size}} if readable else {}
-    sns.heatmap(percent, ax=axis, vmin=0, vmax=top, xticklabels=False, yticklabels=False, **look)
+    _heatmap()(percent, ax=axis, vmin=0, vmax=top, xticklabels=False, yticklabels=False, **look)
     axis.set_facecolor(UNDEFINED)
     axis.grid(False)
     if readable:
@@ -184,6 +185,18 @@ def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, t
     axis.set_xticks(*client_ticks(list(percent.columns), 0.5))
     axis.set_yticks(*client_ticks(list(percent.index), 0.5))
     axis.set(xlabel=x, ylabel=y)
+
+
+@cache
+def _heatmap() -> Callable:
+    """seaborn's heatmap, without the second that scipy.stats takes; whoever imports seaborn later gets it whole."""
+    if "seaborn" in sys.modules:
+        return sys.modules["seaborn"].heatmap
+    with without("scipy.stats"):
+        from seaborn import heatmap
+    for name in [name for name in sys.modules if name.partition(".")[0] == "seaborn"]:
+        del sys.modules[name]
+    return heatmap
 
 
 def draw_scale(figure: Figure, axes, words: str, undefined: bool) -> None:

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -211,6 +213,19 @@ def test_captions_say_counting_n_and_what_intervals_mean():
     assert plots.caption("Rows.", n=5) == "Rows. n = 5 sampled prefixes."
     with pytest.raises(ValueError, match="counting = 'loose': allowed are paper, strict, verbatim"):
         plots.caption("x", counting="loose")
+
+
+def test_who_imports_seaborn_after_a_heatmap_has_it_whole():
+    code = """
+from fedmem import plots
+plots._heatmap()
+import sys
+assert not any(name.startswith("seaborn") for name in sys.modules)
+import seaborn
+print(seaborn._statistics._no_scipy, seaborn.heatmap is plots._heatmap())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_the_colours_are_seaborns():
