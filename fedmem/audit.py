@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedmem import columns, corpora, files, generation, model_config, models, partition, runs, study
+from fedmem import columns, copies, corpora, files, generation, model_config, models, partition, runs, study
 from fedmem.config import ConfigError, StageConfig, TrainConfig, create_all
 from fedmem.identity import digest_of, outside_digests
 from fedmem.study_files import absolute
@@ -246,7 +246,7 @@ def _check_context(model: str, context: int | None, tokenizer, generate: StageCo
 
 
 def _rows(config: StageConfig) -> pd.DataFrame:
-    """The partition that notebook 1 will make, copies and all."""
+    """The partition that notebook 1 will make."""
     texts = corpora.load_corpus(config.corpus, config.task, **config.source)
     quotas = partition.quotas(config.split_rows, config.n_clients, config.skew)
     hands = partition.assign(
@@ -256,6 +256,8 @@ def _rows(config: StageConfig) -> pd.DataFrame:
         apart = corpora.load_corpus("file", config.task, **config.heldout_source)
         one_each = isinstance(config.heldout_path, list)
         hands = partition.add_heldout(hands, apart, config.n_clients, config.partition_seed, one_each)
+    if config.duplicates == "drop":
+        hands = copies.find(hands, config.near_duplicate).drop(hands)
     return partition.split(hands, quotas)
 
 
@@ -277,6 +279,7 @@ def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: b
             f"{why}, so there is nothing to ask: a prefix of prefix_tokens = {generate.prefix_tokens} tokens and a "
             "rest are needed of each; give longer texts, or lower it, for example --set prefix_tokens=10"
         )
+    generation.sample(texts, limit, generate.n_suffixes, generate.sample_seed)  # raises where n_suffixes asks for more
     return limit, f"{limit} prefixes of each client: {why}"
 
 

@@ -164,6 +164,20 @@ def test_prefixes_are_as_many_as_every_client_has_rows_for(place, clients, tmp_p
     assert fewer.runs[0].configs["generate"].n_prefixes == 2
 
 
+def test_copies_that_notebook_1_will_drop_are_not_counted(place, clients, tmp_path):
+    shared = [row["text"] for row in read(clients[0])][:2]
+    write(tmp_path / "other.jsonl", [row["text"] for row in read(clients[1])][:4] + shared)
+    given = [clients[0], tmp_path / "other.jsonl"]
+    kept, dropped = (
+        audit.study_of(str(place / "model"), given, overrides={"duplicates": word}).runs[0].configs
+        for word in ("keep", "drop")
+    )
+    assert kept["generate"].n_prefixes == LEARNT
+    sizes = audit._rows(dropped["partition"])["client"].value_counts()
+    assert sizes.sum() == 2 * LEARNT - 2  # whichever client keeps the one copy of each
+    assert dropped["generate"].n_prefixes == sizes.min() < LEARNT
+
+
 def test_columns_are_found(place, tmp_path):
     corpus = make_corpus("qa", 2, 6, 3)
     for name, group in zip("ab", sorted(corpus["group"].unique()), strict=True):
@@ -321,6 +335,9 @@ def test_texts_that_are_too_short_and_parameters_that_the_files_decide(refusal, 
     assert "--set algorithm: an audit takes it from nothing" in refusal(overrides={"algorithm": "fedavg"})
     assert "--set n_clients: an audit takes it from --client" in refusal(overrides={"n_clients": 4})
     assert "unknown parameter 'prefx'" in refusal(overrides={"prefx": 3})
+    words = refusal(overrides={"n_suffixes": 50})
+    assert f"client 0 has {LEARNT} training rows" in words
+    assert "and 50 member suffixes were asked for" in words
 
 
 @pytest.mark.parametrize(
