@@ -47,14 +47,13 @@ def findings(
 
 
 def _within(runs: Runs, measured: dict, cells: dict, confidence: float) -> Iterator[dict]:
-    for task in TASKS:
-        run = runs.find(task=task, algorithm="fedavg")
-        if run is not None:
-            own = intra_over_inter(measured[run], confidence)
-            yield _claim("MR_intra is above MR_inter", task, f"{run}: intra − inter", own)
-    for task in TASKS:
-        run = runs.find(task=task, algorithm="fedavg")
-        if run is not None and (easier := _easier(cells[run])) is not None:
+    found = {task: runs.find(task=task, algorithm="fedavg") for task in TASKS}
+    found = {task: run for task, run in found.items() if run is not None}
+    for task, run in found.items():
+        own = intra_over_inter(measured[run], confidence)
+        yield _claim("MR_intra is above MR_inter", task, f"{run}: intra − inter", own)
+    for task, run in found.items():
+        if (easier := _easier(cells[run], confidence)) is not None:
             yield {"finding": "some clients' suffixes come back more easily", "task": task} | easier
 
 
@@ -114,7 +113,7 @@ def _claim(words: str, task: str, compared: str, found: dict) -> dict:
     }
 
 
-def _easier(cells: pd.DataFrame) -> dict | None:
+def _easier(cells: pd.DataFrame, confidence: float) -> dict | None:
     """The client whose suffixes others bring back most, against the one of the fewest; None if all are alike."""
     rows = cells.query("counting == 'paper' and member and prefix_client != suffix_client")
     shares = rows.groupby("suffix_client")[["hits", "n"]].sum(min_count=1)
@@ -122,7 +121,7 @@ def _easier(cells: pd.DataFrame) -> dict | None:
     if len(shares) < 2 or shares["share"].nunique() < 2:
         return None
     most, least = (shares.loc[place] for place in (shares["share"].idxmax(), shares["share"].idxmin()))
-    (low, _), (_, high) = wilson(most["share"], most["n"]), wilson(least["share"], least["n"])
+    (low, _), (_, high) = (wilson(one["share"], one["n"], confidence) for one in (most, least))
     return {
         "compared": f"client {most.name} − client {least.name}, others' prefixes",
         "difference": most["share"] - least["share"], "low": float("nan"), "high": float("nan"), "paired": None,

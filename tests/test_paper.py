@@ -162,6 +162,18 @@ def test_a_claim_holds_where_its_interval_says_so():
     assert "some clients' suffixes come back more easily" not in set(alike["finding"])
 
 
+def test_whose_suffixes_come_back_more_easily_is_asked_at_the_studys_confidence():
+    columns = ["task", "algorithm", "decoding", "prefix_tokens", "model", "rounds", "checkpoint_round"]
+    parameters = pd.DataFrame([("qa", "fedavg", "top_k", 30, "m", 3, 3)], index=["avg"], columns=columns)
+
+    def said(confidence):
+        table = paper_findings.findings(parameters, {"avg": measured(20)}, {"avg": cells(6)}, confidence)
+        return table.set_index("finding").at["some clients' suffixes come back more easily", "here"]
+
+    # Wilson of 6 of 40 and of 0 of 40: from 7.1 % and to 8.8 % at 0.95, from 9.2 % and to 3.9 % at 0.8
+    assert (said(0.95), said(0.8)) == ("open", "holds")
+
+
 def test_a_trend_is_one_way_and_its_ends_differ():
     base = ("summarization", "fedavg", "top_k", 30, "m", 5)
     rows = {f"r{round_}": (*base, round_) for round_ in (1, 3, 5)}
