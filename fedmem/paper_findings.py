@@ -35,7 +35,8 @@ def findings(
 
     parameters: a row a run; measured: {run: `Measured` of paper counting}; cells: {run: `metrics.cells`}. difference in
     −1 … 1; here: holds | does not hold | open. A shorter prefix is compared with the longest, the largest model and the
-    last round with the smallest and the first: a trend is one where all steps between go one way, and the ends differ.
+    last round with the smallest and the first: a trend is one where all steps between go one way, and the ends differ;
+    where a step is undefined it is open.
     """
     runs = Runs(parameters)
     claims = [
@@ -85,8 +86,9 @@ def _trends(runs: Runs, measured: dict, confidence: float) -> Iterator[dict]:
                 steps = [table.set_index("part").at["intra", "difference"] for table in tables]
                 ends = _of_two(words, task, found[order[-1]], found[order[0]], measured, "intra", confidence)
                 one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
-                apart = ends["here"] != "open"
-                yield ends | {"here": "does not hold" if one_way and apart else "holds" if not one_way else "open"}
+                apart, known = ends["here"] != "open", not any(map(pd.isna, steps))
+                here = "does not hold" if one_way and apart else "holds" if known and not one_way else "open"
+                yield ends | {"here": here}
 
 
 def _size(name: str) -> float:

@@ -180,14 +180,19 @@ def test_a_trend_is_one_way_and_its_ends_differ():
     columns = ["task", "algorithm", "decoding", "prefix_tokens", "model", "rounds", "checkpoint_round"]
     parameters = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
-    def said(*hits):
+    def said(*hits, without=None):
         runs = dict(zip(rows, map(measured, hits), strict=True))
+        if without:  # a run that no prefix of client 1 was put to
+            values, clients = runs[without].values, runs[without].clients
+            runs[without] = Measured(values[values["client"] == 0].reset_index(drop=True), clients)
         table = paper_findings.findings(parameters, runs, dict.fromkeys(runs, cells(0))).set_index("finding")
         return table.at["no clear trend with rounds", "here"]
 
     assert said(0, 10, 30) == "does not hold"  # up and up, by far
     assert said(10, 30, 5) == "holds"
     assert said(10, 11, 12) == "open"  # up, but two prefixes may be chance
+    for hits in ((0, 10, 30), (10, 30, 5), (30, 10, 5)):  # one way or not: a share that is undefined shows no step
+        assert {said(*hits, without=run) for run in rows} == {"open"}
 
 
 def test_clipping_is_called_what_it_is():
