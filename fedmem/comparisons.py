@@ -90,6 +90,14 @@ def difference(first: Measured, second: Measured, confidence: float = 0.95) -> p
     return pd.DataFrame(rows, columns=DIFFERENCE)
 
 
+def interval_method(table: pd.DataFrame) -> str:
+    """Whose the intervals of a table of `difference`s are, as a caption names them."""
+    names = {True: "Tango", False: "Miettinen-Nurminen"}
+    words = {True: " where two runs continued the same prefixes", False: " elsewhere"}
+    found = sorted(set(table["paired"].astype(bool)), reverse=True)
+    return ", ".join(names[paired] + (words[paired] if len(found) > 1 else "") for paired in found)
+
+
 def intra_over_inter(run: Measured, confidence: float = 0.95) -> dict:
     """MR_intra − MR_inter of one run with its interval: {difference, low, high, n, more, less, p_value}, as above."""
     found = _paired(run, run.values["intra"] - run.values["inter"], "intra", confidence)

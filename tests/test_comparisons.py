@@ -48,6 +48,14 @@ def test_runs_on_other_prefixes_are_compared_by_their_shares():
     assert table.loc["total", ["low", "high"]].tolist() == pytest.approx(expected)
 
 
+def test_a_caption_names_the_intervals_that_a_table_has():
+    paired, unpaired = difference(run([]), run([(0, 0, 0)])), difference(run([]), run([], names="q"))
+    assert comparisons.interval_method(paired) == "Tango"
+    assert comparisons.interval_method(unpaired) == "Miettinen-Nurminen"
+    both = comparisons.interval_method(pd.concat([unpaired, paired]))
+    assert both == "Tango where two runs continued the same prefixes, Miettinen-Nurminen elsewhere"
+
+
 def test_undefined_shares_have_no_difference():
     one = run([(0, 0, 0)], n_clients=1)
     table = difference(one, one).set_index("part")

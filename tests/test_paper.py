@@ -210,7 +210,8 @@ def test_the_report_shows_the_tables_its_claims_and_what_clipping_is(tmp_path, m
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
     shutil.copytree(REPOSITORY / "params", tmp_path / "params")
     studies = tmp_path / "params" / "studies"
-    own = {"base": "small", "parameters": {"task": "dialog"}, "points": {"plain": {}, "clipped": {"update_clip": 1.0}}}
+    points = {"plain": {}, "clipped": {"update_clip": 1.0}, "more": {"n_clients": 4}, "none": {"algorithm": "none"}}
+    own = {"base": "small", "parameters": {"task": "dialog"}, "points": points}
     (studies / "own.yaml").write_text(yaml.safe_dump(own))
     two = {"base": "small", "parameters": {"task": "dialog"}, "grid": {"algorithm": ["fedavg", "central"]}}
     (studies / "two.yaml").write_text(yaml.safe_dump(two | {"title": "Two?"}))
@@ -231,10 +232,14 @@ def test_the_report_shows_the_tables_its_claims_and_what_clipping_is(tmp_path, m
     assert main["utility FL"] == pytest.approx(0.25)
     listed = pd.read_csv(folder / "runs.csv").set_index("run")
     assert listed["same_as"].to_dict() == {
-        "own/plain": "own/plain", "own/clipped": "own/clipped", "two/fedavg": "own/plain", "two/central": "two/central"
+        "own/plain": "own/plain", "own/clipped": "own/clipped", "own/more": "own/more", "own/none": "own/none",
+        "two/fedavg": "own/plain", "two/central": "two/central",
     }  # fmt: skip
     assert listed.loc["two/fedavg", "mr_intra_paper"] == pytest.approx(0.5)
     assert listed["utility_rouge_l"].notna().all()
+    captions = {name: (folder / "figures" / f"{name}.txt").read_text() for name in ("references", "comparisons")}
+    assert "(Tango)" in captions["references"]  # the untrained model continues the same prefixes
+    assert "(Tango where two runs continued the same prefixes, Miettinen-Nurminen elsewhere)" in captions["comparisons"]
     for figure in (folder / "figures").glob("*.txt"):
         shows_runs = figure.name.startswith(("aggregates", "excess", "kinds", "comparisons", "matrix-own-clipped"))
         if shows_runs:
