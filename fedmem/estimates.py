@@ -72,10 +72,10 @@ def _measured(stage: runs.Stage) -> tuple[Estimate, Estimate] | None:
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
 
-def estimate(job: Job, asked: Mapping[str, int] | None = None, past: Past | None = None) -> Estimate:
-    """What a job will take. asked: resources that files state for it (gpu decides here where it computes)."""
+def estimate(job: Job, stated: Mapping[str, int] | None = None, past: Past | None = None) -> Estimate:
+    """What a job will take. stated: resources that files state for it (gpu decides here where it computes)."""
     configs = job.configs
-    guess = rule(configs, job.stage, (asked or {}).get("gpu", _wants_gpu(job, configs)))
+    guess = rule(configs, job.stage, (stated or {}).get("gpu", _wants_gpu(job, configs)))
     nearest = past.nearest(job.stage, guess) if past else None
     first = building(configs["train"].model) if job.stage == "train" else 0
     if nearest is None:
@@ -108,10 +108,10 @@ def asked(study: Study) -> dict[str, dict[str, int]]:
     return found
 
 
-def resources(guess: Estimate, asked: Mapping[str, int] | None = None) -> dict[str, int]:
+def resources(guess: Estimate, stated: Mapping[str, int] | None = None) -> dict[str, int]:
     """What a job asks of a machine or a cluster: mem_mb, runtime (minutes), disk_mb, gpu.
 
-    Its estimate with room (memory a quarter more, time three times and ten minutes), unless files state it (`asked`).
+    Its estimate with room (memory a quarter more, time three times and ten minutes), unless files state it (`stated`).
     """
     own = {
         "mem_mb": math.ceil(guess.mem_mb * 1.25),
@@ -119,7 +119,7 @@ def resources(guess: Estimate, asked: Mapping[str, int] | None = None) -> dict[s
         "disk_mb": math.ceil(guess.disk_mb * 1.25),
         "gpu": guess.gpu,
     }
-    return own | dict(asked or {})
+    return own | dict(stated or {})
 
 
 def report_estimate(n_runs: int) -> Estimate:

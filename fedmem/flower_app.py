@@ -45,7 +45,12 @@ def serve(grid, context: Context) -> None:
     config = work.config
     digests = {int(client): rows_digest(own) for client, own in dealt.table("rows").groupby("client")}
     parameters = config.model_dump_json()
-    expected = {"parameters": parameters, "clients": len(digests), "code": _code(), "model": _model(config)}
+    expected = {
+        "parameters": parameters,
+        "clients": len(digests),
+        "code": identity.package_digest(),
+        "model": _model(config),
+    }
     nodes = roll_call(grid, expected, digests, settings["wait_seconds"])
     log.info("all clients are there: %s, on nodes %s", sorted(nodes), [nodes[client] for client in sorted(nodes)])
     device = _train(ClientGrid(grid, nodes, parameters, settings["round_seconds"]), context, work, dealt)
@@ -82,7 +87,7 @@ def answer(message: Message, context: Context) -> Message:
         mine = {
             "client": context.node_config["partition-id"],
             "clients": context.node_config["num-partitions"],
-            "code": _code(),
+            "code": identity.package_digest(),
             "model": _model(config),
             "rows": rows_digest(rows),
         }
@@ -138,12 +143,6 @@ def _config(message: Message, context: Context) -> TrainConfig:
     """The parameters that the server sent, with this machine's own model and device where the node names them."""
     own = {name: context.node_config[name] for name in ("model", "device") if name in context.node_config}
     return TrainConfig.create(json.loads(message.content["config"]["parameters"]) | own)
-
-
-def _code() -> str:
-    """Digest of the package's modules as they are installed here."""
-    files = sorted(identity.PACKAGE.rglob("*.py"))
-    return identity.digest_of({str(path.relative_to(identity.PACKAGE)): identity.file_digest(path) for path in files})
 
 
 def _model(config: TrainConfig) -> str:

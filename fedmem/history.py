@@ -9,9 +9,10 @@ from collections.abc import Mapping
 import pandas as pd
 import torch
 
+from fedmem.rounds import POOLED
+
 __all__ = ["POOLED", "History"]
 
-POOLED = -1
 CURVES = ["round", "client", "metric", "value", "examples", "tokens", "steps"]
 
 

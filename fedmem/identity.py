@@ -106,7 +106,11 @@ def stage_folder(config: StageConfig, stage_identity: str, root: Path | None = N
 
 def code_digest(stage: str) -> str:
     """Digest of the code that makes a stage: the package's modules and the notebook's cells, not its outputs."""
-    modules = {str(p.relative_to(PACKAGE)): file_digest(p) for p in sorted(PACKAGE.rglob("*.py"))}
     cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    return digest_of({"modules": modules, "notebook": code})
+    return digest_of({"modules": package_digest(), "notebook": code})
+
+
+def package_digest() -> str:
+    """Digest of the package's modules as they are installed here."""
+    return digest_of({str(p.relative_to(PACKAGE)): file_digest(p) for p in sorted(PACKAGE.rglob("*.py"))})

@@ -3,21 +3,23 @@
     checkpoints/round-0 … round-N              one model for all clients
     checkpoints/client-<j>/round-0 … round-N   algorithm "local": each client's own
 
-It knows names of folders only.
+It knows names of folders, and by which number the tables of a training mean all clients.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["by_model", "checkpoint_folder", "part_folder"]
+__all__ = ["POOLED", "by_model", "checkpoint_folder", "part_folder"]
+
+POOLED = -1  # in the place of a client's id: all clients together
 
 
 def part_folder(checkpoints: Path, algorithm: str, client: int) -> Path:
-    """The folder of the rounds of the model that `client` (0 … L − 1, or −1 for all together) takes part in."""
+    """The folder of the rounds of the model that `client` (0 … L − 1, or POOLED) takes part in."""
     return Path(checkpoints) / f"client-{client}" if algorithm == "local" else Path(checkpoints)
 
 
-def checkpoint_folder(checkpoints: Path, algorithm: str, server_round: int, client: int = -1) -> Path:
+def checkpoint_folder(checkpoints: Path, algorithm: str, server_round: int, client: int = POOLED) -> Path:
     """The folder of the model that client `client` has after a round; FileNotFoundError if it is not there."""
     folder = part_folder(checkpoints, algorithm, client) / f"round-{server_round}"
     if not folder.is_dir():

@@ -13,9 +13,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from fedmem.rounds import POOLED
+
 __all__ = ["POOLED", "UTILITY", "of_run", "weighted"]
 
-POOLED = -1  # the clients' mean, weighted by their training rows
 UTILITY = ["round", "client", "metric", "split", "value", "n", "tokens", "cut", "left_out"]
 
 
