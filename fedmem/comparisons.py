@@ -125,9 +125,9 @@ def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
     """(run, other run, parameter) of all runs that differ in one parameter alone, seeds of training apart.
 
     What follows from another parameter (the number of the last round, μ where FedProx is compared with federated
-    averaging, which has none) is no difference of its own.
+    averaging, which has none) is no difference of its own. Of runs that are told alike the first stands for all.
     """
-    texts = told(parameters)
+    texts = told(parameters).drop_duplicates()
     differing = _differing(texts)
     single = np.triu(differing.sum(axis=2) == 1)
     found = [(texts.index[i], texts.index[j], texts.columns[differing[i, j]][0]) for i, j in np.argwhere(single)]
@@ -156,13 +156,13 @@ def families(texts: pd.DataFrame, parameter: str) -> list[list[str]]:
 def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
     """The run of that algorithm (none: the untrained model; local: clients apart) that probes as `run` does, or None.
 
-    It has the same partition, prefixes, decoding and detector; what training needs may differ.
+    It has the same model, partition, prefixes, decoding and detector; what training needs may differ.
     """
     return _reference(told(parameters), run, algorithm)
 
 
 def _reference(texts: pd.DataFrame, run: str, algorithm: str) -> str | None:
-    same = [name for name in texts if OWNER[name] != "train" and name != "checkpoint_round"]
+    same = [name for name in texts if name == "model" or (OWNER[name] != "train" and name != "checkpoint_round")]
     for other in texts.index[texts["algorithm"] == algorithm]:
         if other != run and (texts.loc[other, same] == texts.loc[run, same]).all():
             return other

@@ -106,6 +106,8 @@ def test_pairs_differ_in_one_parameter(parameters):
     assert reference(parameters, "long", "none") is None  # other prefixes
     assert reference(parameters, "qa-prox", "none") is None
     assert reference(parameters, "none", "local") is None
+    models = parameters.loc[["none", "fedavg"]].assign(model=["tiny-qwen2", "tiny-llama"])
+    assert reference(models, "fedavg", "none") is None  # what another model writes untrained says nothing
 
 
 def test_what_has_no_meaning_for_one_of_two_runs_is_no_difference(parameters):
