@@ -7,6 +7,7 @@ for every corpus, synthetic ones too. Pictures are copied as they are: fedmem's 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -55,8 +56,9 @@ def export(study: str, target: str | Path) -> Exported:
 
     study: its name in results/studies. Of failed stages the executed notebook is exported too, as a page. Raises
     ExportError when `target` is there already, or when a passage, a row id or a path was found in what was written;
-    then nothing is left there. StageError for a study that is not there; CorpusError for a corpus file that is still
-    there and cannot be read any more, so that its texts cannot be looked for.
+    then nothing is left there. StageError for a study that is not there, or a file of its stages that cannot be read;
+    CorpusError for a corpus file that is still there and cannot be read any more, so that its texts cannot be looked
+    for.
     """
     target = Path(target).expanduser()
     if target.exists():
@@ -80,7 +82,8 @@ def _scrubber(root: Path, partitions: list[str]) -> Scrubber:
     for folder in partitions:
         file = root / folder / "rows.parquet"
         if file.is_file():
-            rows = pd.read_parquet(file, columns=["row_id", "input", "output"])
+            with _reading(file):
+                rows = pd.read_parquet(file, columns=["row_id", "input", "output"])
             ids |= set(rows["row_id"].astype(str))
             texts += [*rows["input"], *rows["output"].dropna(), *_undealt(runs.open_stage(root / folder))]
     home = (Path.home(), Path.cwd(), root, root.parent, runs.PACKAGE.parent, Path(tempfile.gettempdir()))
@@ -141,7 +144,8 @@ class _Writer:
         """The page of an executed notebook, made from a scrubbed copy."""
         import nbformat
 
-        content = nbformat.read(notebook, as_version=4)
+        with _reading(notebook):
+            content = nbformat.read(notebook, as_version=4)
         content.metadata.pop("papermill", None)
         for cell in content.cells:
             cell.metadata.pop("papermill", None)
@@ -181,7 +185,9 @@ class _Writer:
         return scrubbed
 
     def _json(self, path: Path) -> str:
-        content = self._values(json.loads(path.read_text(encoding="utf-8")))
+        with _reading(path):
+            content = json.loads(path.read_text(encoding="utf-8"))
+        content = self._values(content)
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def _values(self, value: Any) -> Any:
@@ -193,7 +199,21 @@ class _Writer:
 
 
 def _csv(path: Path) -> str:
-    return pd.read_parquet(path).to_csv(index=False, lineterminator="\n")
+    with _reading(path):
+        table = pd.read_parquet(path)
+    return table.to_csv(index=False, lineterminator="\n")
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """StageError, in one line, for a file that is cut or holds something else than its name says."""
+    try:
+        yield
+    except ValueError as error:  # of json, nbformat and pyarrow alike
+        said = str(error).partition("\n")[0][:200]
+        raise runs.StageError(
+            f"{path} cannot be read ({said}): remove its folder and run the study again, then export it"
+        ) from None
 
 
 def _check(folder: Path, scrubber: Scrubber) -> None:

@@ -258,3 +258,55 @@ def test_a_corpus_that_cannot_be_read_any_more_ends_the_export_in_words(western,
     assert main(["export", "west", str(tmp_path / "shared")]) == 1
     assert f"fedmem: {western}, line 1: not " in capsys.readouterr().err
     assert not (tmp_path / "shared").exists()
+
+
+# --- what was cut or stands in the way ------------------------------------------------------------------------------
+
+
+def refused(capsys, *arguments):
+    """The one line that a command refuses with."""
+    assert main([str(argument) for argument in arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "FEDMEM_RESULTS" not in line  # the results are not at fault
+    return line
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "notebook.ipynb", "rows.parquet"])
+def test_a_stage_file_that_was_cut_is_named_and_nothing_is_exported(western, tmp_path, capsys, name):
+    (folder,) = (tmp_path / "results" / "partition").glob("[!.]*/")
+    cut = folder / name
+    cut.write_bytes((cut.read_bytes() if cut.is_file() else b"{" * 200)[:100])
+    line = refused(capsys, "export", "west", tmp_path / "shared")
+    assert line.startswith(f"fedmem: {cut} ")
+    assert "run the s" in line  # the stage, or the study
+    assert not (tmp_path / "shared").exists()
+
+
+def test_a_later_stages_manifest_that_was_cut_is_named(western, tmp_path, capsys):
+    description = json.loads((tmp_path / "results" / "studies" / "west" / "study.json").read_text())
+    cut = tmp_path / "results" / description["runs"][0]["stages"]["train"] / "manifest.json"
+    cut.parent.mkdir(parents=True)
+    cut.write_text('{"stage": "train", "ident')
+    assert refused(capsys, "export", "west", tmp_path / "shared").startswith(f"fedmem: {cut} cannot be read (")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"name": "west", "runs": [1]}', "\x00"])
+def test_a_description_that_is_none_is_named(western, tmp_path, capsys, content):
+    described = tmp_path / "results" / "studies" / "west" / "study.json"
+    described.write_text(content)
+    for command in (["report", "west"], ["export", "west", tmp_path / "shared"]):
+        line = refused(capsys, *command)
+        assert line.startswith(f"fedmem: {described} is no description of a study (")
+        assert "writes it again" in line
+    assert not (tmp_path / "shared").exists()
+
+
+@pytest.mark.parametrize("below", ["", "x", "x/y"])
+def test_a_file_where_a_folder_is_wanted_is_named(western, tmp_path, capsys, below):
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    commands = [["split", "latest", file / below], *([["export", "west", file / below]] if below else [])]
+    for command in commands:
+        line = refused(capsys, *command)
+        assert line == f"fedmem: DIR: got {file / below}, but {file} is a file: give a folder, or remove the file first"
+    assert file.read_text() == "mine"

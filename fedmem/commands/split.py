@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from fedmem import runs
+from fedmem.commands.reports import folder_at
 
 
 def add_commands(commands) -> None:
@@ -19,6 +20,7 @@ def split(options: argparse.Namespace) -> int:
     """Writes the folders and prints each with the configuration of its node."""
     from fedmem.clients import split_clients
 
+    folder_at(options.folder)
     dealt = runs.find("partition", options.partition)
     folders = split_clients(dealt, options.folder)
     print(f"{dealt} to {len(folders)} clients; hand each its own folder, and start its node with")
