@@ -58,10 +58,10 @@ def size_of(name: str) -> Size | None:
         return KNOWN[hub_id]
     try:
         config, folder = read_config(name), model_folder(name)
-    except ConfigError:
-        return None
-    if config is not None:
-        return _configured(config, _saved(folder) if folder else None)
+        if config is not None:
+            return _configured(config, _saved(folder) if folder else None)
+    except (ConfigError, AttributeError, TypeError, ValueError):
+        return None  # no configuration, or values in it that are no numbers
     stated = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])", name.lower().replace("-", " ").replace("_", " "))
     if stated is None:
         return None

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from fedmem.config import ConfigError, model_folder
-from fedmem.model_config import TOKENIZER_FILES
+from fedmem.model_config import TOKENIZER_FILES, flaw
 from fedmem.recipes import PRESETS, digest
 
 __all__ = [
@@ -76,7 +77,7 @@ def location(name: str) -> str:
     """Return where a model lies: a preset's folder, a folder, or a hub id (`owner/name`) as it is.
 
     A preset that does not ship with the package is made now, unless it is kept under results already. Raises ModelError
-    for anything else, and for a folder that lacks a configuration or a tokenizer.
+    for anything else, and for a folder whose configuration, tokenizer or weights are missing or damaged.
     """
     try:
         folder = model_folder(name)
@@ -130,7 +131,7 @@ def _pretrained(name: str, where: str, dtype: torch.dtype):
         model, found = AutoModelForCausalLM.from_pretrained(
             where, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise ModelError(f"model {name!r}: cannot be loaded as a causal language model: {error}") from error
     if missing := sorted(found["missing_keys"]):
         raise ModelError(
@@ -266,13 +267,8 @@ def _adds_bos(tokenizer) -> bool:
 
 
 def _complete_folder(name: str, folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model {name!r}: no config.json in its folder; give a folder that save_pretrained wrote")
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        raise ModelError(
-            f"model {name!r}: no tokenizer in its folder; allowed is one of {', '.join(TOKENIZER_FILES)}: "
-            "save the tokenizer beside the model with save_pretrained"
-        )
+    if said := flaw(folder):
+        raise ModelError(f"model {name!r}: cannot be loaded: {said}")
     return folder
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from fedmem import gpus, hub_cache, runs
 from fedmem.config import ConfigError, StageConfig, closest, model_folder
 from fedmem.estimates import Estimate
-from fedmem.model_config import TOKENIZER_FILES
+from fedmem.model_config import flaw
 from fedmem.model_sizes import size_of
 from fedmem.recipes import RECIPES, WHEELS
 from fedmem.study import Job, Plan
@@ -137,10 +137,8 @@ def _train(configs: Configs) -> Found:
 def _model(name: str) -> Found:
     folder = model_folder(name)
     if folder is not None:
-        if not (folder / "config.json").is_file():
-            yield _certain(f"model: {name} is a folder without config.json: give one that save_pretrained wrote")
-        elif not any((folder / file).is_file() for file in TOKENIZER_FILES):
-            yield _certain(f"model: {name} is a folder without a tokenizer: save the tokenizer beside the model")
+        if said := flaw(folder):
+            yield _certain(f"model: {name}: {said}")
     elif name in WHEELS and WHEELS[name].path() is None:
         wheel = WHEELS[name]
         if not hub_cache.has_model(wheel.hub_id) and (why := hub_cache.silent()):
@@ -234,18 +232,25 @@ def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
     place = next(folder for folder in (runs.results_root(), *runs.results_root().parents) if folder.is_dir())
     if plan.report_to_do and not os.access(place, os.W_OK):
         yield _certain(f"results: {place} cannot be written to: set FEDMEM_RESULTS to a folder that can")
+    sized = [job for job in plan.to_do if _has_sizes(job.configs)]
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     for stage in CHECKS:
-        needed = max((estimates[job.id].mem_mb / 1000 for job in plan.to_do if job.stage == stage), default=0)
+        needed = max((estimates[job.id].mem_mb / 1000 for job in sized if job.stage == stage), default=0)
         if needed > here:
             advice = ": lower batch_size, raise gradient_accumulation, or take finetuning: lora" * (stage == "train")
             yield _likely(f"memory: a {stage} stage takes up to {needed:.0f} GB, and {here:.0f} GB are here{advice}")
-    needed, free = sum(estimates[job.id].disk_mb for job in plan.to_do) / 1000, shutil.disk_usage(place).free / 1e9
+    needed, free = sum(estimates[job.id].disk_mb for job in sized) / 1000, shutil.disk_usage(place).free / 1e9
     if needed * ROOM > free:
         yield _likely(
             f"disk: about {needed:.1f} GB are to be written, and {free:.1f} GB are free at {place}: make room, or set "
             "FEDMEM_RESULTS to another disk"
         )
+
+
+def _has_sizes(configs: Configs) -> bool:
+    """Whether an estimate means something: not where the model's files are broken, which is a problem already."""
+    folder = model_folder(configs["train"].model) if "train" in configs else None
+    return folder is None or not flaw(folder)
 
 
 def _bytes(path: str | list[str]) -> int:

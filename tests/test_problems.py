@@ -90,12 +90,63 @@ def test_options_that_a_strategy_has_are_no_problem():
     assert found(algorithm="FedAdam", strategy_options={"eta": 0.1}) == {}
 
 
-def test_a_folder_that_lacks_something(tmp_path):
+WHOLE = (PRESET / "model.safetensors").read_bytes()
+SETTINGS = json.loads((PRESET / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("tokenizer.json", None, "no tokenizer in its folder; allowed is one of tokenizer.json"),
+        ("model.safetensors", None, "no weights in its folder; save_pretrained writes model.safetensors"),
+        ("model.safetensors", b"", "model.safetensors in its folder is empty, truncated or no safetensors file"),
+        ("model.safetensors", WHOLE[:100], "model.safetensors in its folder is empty, truncated"),
+        ("model.safetensors", WHOLE[:-1], "model.safetensors in its folder is empty, truncated"),
+        ("config.json", b"{", "config.json in its folder is not JSON: "),
+        ("config.json", b"\xff", "config.json in its folder is not JSON: "),
+        ("config.json", b"[1]", "config.json in its folder holds [1], not a JSON object"),
+        ("config.json", b"{}", "config.json in its folder names no model_type"),
+        (
+            "config.json",
+            json.dumps(SETTINGS | {"max_position_embeddings": "many"}).encode(),
+            "config.json in its folder has max_position_embeddings = 'many', which is no whole number",
+        ),
+        (
+            "config.json",
+            json.dumps(SETTINGS | {"text_config": "wide"}).encode(),
+            "config.json in its folder has text_config = 'wide', which is no object",
+        ),
+    ],
+)
+def test_a_broken_folder_is_one_certain_problem(tmp_path, file, content, said, monkeypatch):
+    monkeypatch.setattr(problems.os, "sysconf", lambda name: 40_000)  # 1.6 GB: too little for a model of unknown size
     (tmp_path / "model").mkdir()
-    assert any("folder without config.json" in message for message in found(model=str(tmp_path / "model")))
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for one in PRESET.iterdir():
+        (tmp_path / "model" / one.name).write_bytes(one.read_bytes())
+    (tmp_path / "model" / file).unlink()
+    if content is not None:
+        (tmp_path / "model" / file).write_bytes(content)
     messages = found(model=str(tmp_path / "model"))
-    assert [sure for message, sure in messages.items() if "folder without a tokenizer" in message] == [True]
+    assert list(messages.values()) == [True], messages
+    assert f"model: {tmp_path / 'model'}: {said}" in next(iter(messages))
+
+
+def test_weights_in_pickles_and_in_parts(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((PRESET / name).read_bytes())
+    (folder / "pytorch_model.bin").write_bytes(b"PK")
+    (said,) = found(model=str(folder))
+    assert "pickled (pytorch_model.bin), and nothing is unpickled here" in said
+    assert "save_pretrained, which makes safetensors" in said
+    index = folder / "model.safetensors.index.json"
+    index.write_text("{}")
+    assert "model.safetensors.index.json in its folder is damaged" in next(iter(found(model=str(folder))))
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    assert "no model-1.safetensors in its folder, which" in next(iter(found(model=str(folder))))
+    (folder / "model-1.safetensors").write_bytes(WHOLE)
+    assert found(model=str(folder)) == {}
 
 
 def test_a_model_in_the_local_cache_is_there(tmp_path):

@@ -273,9 +273,9 @@ def test_parameters_are_handed_on_as_json():
 def test_one_failing_run_leaves_the_others_and_is_named(tmp_path):
     broken = tmp_path / "broken-model"
     broken.mkdir()
-    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+    for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(REPOSITORY / "fedmem/data/tiny-qwen2" / file, broken)
-    (broken / "model.safetensors").write_bytes(b"no weights")  # nothing that could be told without loading them
+    (broken / "config.json").write_text('{"model_type": "no-such-type"}')  # which only loading tells
     study = write_study(tmp_path, grid={"model": [str(broken), "tiny-qwen2"]}, parameters=TINY | {"algorithm": "none"})
     done = fedmem("run", study, results=tmp_path / "results")
     assert done.returncode == 1
