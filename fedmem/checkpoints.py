@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedmem.flower_grid import ArrayRecord, FederatedError, MetricRecord
@@ -78,6 +79,21 @@ class Checkpoints:
         except Exception as error:
             raise self._unwritten(self.path(server_round), error) from error
         return losses
+
+    def take_up(self, server_round: int) -> None:
+        """Load the last round of an interrupted run.
+
+        Where it cannot be read (after a power loss), that run is forgotten, and FederatedError says so: the next one
+        begins anew.
+        """
+        try:
+            self.load(server_round)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            self.history.forget()
+            raise FederatedError(
+                f"round {server_round} of the interrupted training cannot be read: {self.path(server_round)}: {error}\n"
+                "It is forgotten now: run again, and the training begins anew."
+            ) from error
 
     def load(self, server_round: int) -> None:
         """Put a round's saved weights into the model, bit for bit as they were saved."""

@@ -68,7 +68,9 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
     except papermill.PapermillExecutionError as error:
         raise NotebookError(f"{error.ename}: {error.evalue}") from None
     except DeadKernelError as error:
-        raise KernelDied(f"the kernel died: {error}") from None
+        raise KernelDied(
+            f"the kernel died ({error}): it was ended from outside, often for want of memory; `--retries 1` tries again"
+        ) from None
     except RuntimeError as error:  # as nbclient says that a kernel did not start
         raise KernelDied(f"the kernel did not start: {error}") from None
     for number, cell in enumerate(nbformat.read(output, as_version=4).cells):

@@ -177,7 +177,7 @@ def serve_rounds(grid: Grid, config, strategy, initial_arrays: ArrayRecord, chec
     """
     made, arrays = checkpoints.done, initial_arrays
     if made is not None:
-        checkpoints.load(made)
+        checkpoints.take_up(made)
         arrays = get_arrays(checkpoints.model)
         restore_state(strategy, checkpoints.history.kept_arrays())
     done = made or 0

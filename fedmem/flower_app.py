@@ -29,6 +29,7 @@ from fedmem.flower_grid import (
     RecordDict,
     ServerApp,
 )
+from fedmem.identity import package_digest
 
 __all__ = ["client_app", "server_app"]
 
@@ -48,7 +49,7 @@ def serve(grid, context: Context) -> None:
     expected = {
         "parameters": parameters,
         "clients": len(digests),
-        "code": identity.package_digest(),
+        "code": package_digest(),
         "model": _model(config),
     }
     nodes = roll_call(grid, expected, digests, settings["wait_seconds"])
@@ -87,7 +88,7 @@ def answer(message: Message, context: Context) -> Message:
         mine = {
             "client": context.node_config["partition-id"],
             "clients": context.node_config["num-partitions"],
-            "code": identity.package_digest(),
+            "code": package_digest(),
             "model": _model(config),
             "rows": rows_digest(rows),
         }

@@ -51,6 +51,11 @@ class History:
             value = {"rounds": self.rounds, "figures": self._figures, "seconds": self._seconds}
             self.progress.keep(value, arrays)
 
+    def forget(self) -> None:
+        """Have nobody take up what was kept."""
+        if self.progress is not None:
+            self.progress.forget()
+
     def kept_arrays(self) -> dict:
         """What the strategy of an interrupted run had to remember, numpy arrays by name."""
         return self.progress.arrays() if self.progress is not None else {}

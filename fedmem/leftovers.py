@@ -64,6 +64,11 @@ class Progress:
             if old.name != name:
                 old.unlink()
 
+    def forget(self) -> None:
+        """Remove what is kept: the next process begins anew."""
+        (self.folder / "record.json").unlink(missing_ok=True)
+        self.value, self._arrays = {}, None
+
     def arrays(self) -> dict:
         """The arrays that were kept last, by name."""
         from safetensors.numpy import load_file

@@ -118,12 +118,18 @@ class Progress:
         names = [job["id"] for job in json.loads((folder / "jobs.json").read_text(encoding="utf-8"))]
         marked = {path.name: path for path in folder.iterdir()}
         done = [name for name in names if f"{name}.done" in marked]
-        failed = [name for name in names if f"{name}.failed" in marked and name not in done]
+        failed = [name for name in names if name not in done and _gave_up(name, marked)]
         running = {}
         for name in names:
             if name not in done and name not in failed and (path := marked.get(f"{name}.started")):
                 running[name] = time.time() - path.stat().st_mtime
         return cls(done, failed, running, [n for n in names if n not in {*done, *failed, *running}])
+
+
+def _gave_up(name: str, marked: dict[str, Path]) -> bool:
+    """Whether a job has failed, or died and was not begun again."""
+    died, started = (marked.get(f"{name}.{mark}") for mark in ("died", "started"))
+    return f"{name}.failed" in marked or bool(died and died.stat().st_mtime >= started.stat().st_mtime)
 
 
 def session(jobs: list[dict], options: argparse.Namespace, lock: TextIO) -> int:
@@ -134,8 +140,7 @@ def session(jobs: list[dict], options: argparse.Namespace, lock: TextIO) -> int:
     """
     for former in _lock_path().parent.glob("*/jobs.json"):
         put_copies(former.parent)
-    folder = _new_folder()
-    arguments = _arguments(options)
+    arguments, folder = arguments_of(options), _new_folder()
     jobs = [_placed(job, None if _executor(arguments) != "local" else gpus.visible()) for job in jobs]
     (folder / "jobs.json").write_text(json.dumps(jobs, indent=1, ensure_ascii=False), encoding="utf-8")
     command = [
@@ -184,13 +189,14 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _arguments(options: argparse.Namespace) -> list[str]:
-    """The command line's part of Snakemake's arguments."""
+def arguments_of(options: argparse.Namespace) -> list[str]:
+    """The command line's part of Snakemake's arguments; ConfigError for a profile that cannot be read."""
     given = ["--retries", str(options.retries)] if options.retries is not None else []
     if options.profile:
         path = Path(options.profile).expanduser().resolve()
-        if not any((path / name).is_file() for name in ("config.yaml", "config.v8+.yaml")):
+        if not _profile_files(path):
             raise ConfigError(f"--profile {options.profile}: allowed is a folder that holds Snakemake's config.yaml")
+        _profile(path)
         given += ["--profile", str(path)]
     if options.cores is not None:
         given += ["--cores", str(options.cores)]
@@ -210,9 +216,26 @@ def _given(arguments: list[str], name: str, short: str = "") -> Any:
         if (option := f"--{name}" if option == short else option) in found:
             found[option] = value if sign else next(iter(arguments[position + 1 :]), None)
     if found[f"--{name}"] is None and found["--profile"]:
-        for path in sorted(Path(found["--profile"]).glob("config*.yaml")):
-            return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get(name)
+        return _profile(Path(found["--profile"])).get(name)
     return found[f"--{name}"]
+
+
+def _profile_files(folder: Path) -> list[Path]:
+    """A profile's file, that for this Snakemake first."""
+    return [path for name in ("config.v8+.yaml", "config.yaml") if (path := folder / name).is_file()]
+
+
+def _profile(folder: Path) -> dict[str, Any]:
+    """What a profile says, by option; ConfigError where it is no YAML mapping."""
+    for path in _profile_files(folder):
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path}: got {type(content).__name__}; allowed is a mapping of Snakemake's options")
+        return content
+    return {}
 
 
 def _placed(job: dict[str, Any], devices: list[str] | None) -> dict[str, Any]:
@@ -300,7 +323,8 @@ def _outcome(code: int, folder: Path) -> int:
     if speechless or not said:
         log = folder / "snakemake.log"
         told = re.findall(r"^ +message: (?!None)(.*)$", log.read_text(encoding="utf-8"), re.MULTILINE)
-        for line in dict.fromkeys(told):  # what the cluster said
+        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
+        for line in dict.fromkeys(told or last):  # what the cluster said, or Snakemake itself
             print(f"fedmem: {line}", file=sys.stderr)
         about = f"{', '.join(speechless)} ended without a word" if speechless else "the runner failed"
         print(f"fedmem: {about}; the log is {log}", file=sys.stderr)

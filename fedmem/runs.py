@@ -347,14 +347,14 @@ def run_table(description: dict, analyses: dict[str, Stage]):
     """DataFrame, a row a run: state, resolved parameters, seconds of each stage; index run.
 
     state: finished; stale, when a stage was made by other code than there is here, or of other files than its parent
-    has; failed, when there is no analysis.
+    has; failed, or to do, when there is no analysis.
     """
     import pandas as pd
 
     rows, code = {}, {stage: code_digest(stage) for stage in STAGES}
     for run in description["runs"]:
         stages, stage = {}, analyses.get(run["name"])
-        state = "finished" if stage else "failed"
+        state = "finished" if stage else _unfinished(run)
         while stage is not None:
             stages[f"seconds_{stage.name}"], parent = stage.manifest["seconds"], stage.parent
             made_of = [one["files"] for one in stage.manifest["parents"]]
@@ -363,6 +363,12 @@ def run_table(description: dict, analyses: dict[str, Stage]):
             stage = parent
         rows[run["name"]] = {"state": state} | run["parameters"] | dict(reversed(stages.items()))
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
+
+
+def _unfinished(run: dict) -> str:
+    """What a run without an analysis is: failed, where the error of one of its stages lies, else to do."""
+    folders = [results_root() / folder for folder in run.get("stages", {}).values()]
+    return "failed" if any(f.with_name(f"{f.name}.failed.json").is_file() for f in folders) else "to do"
 
 
 def _plain(value: Any) -> Any:

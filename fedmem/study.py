@@ -205,7 +205,8 @@ def plan(study: Study, keep_stale: bool = False) -> Plan:
     except runs.StageError:
         return result
     expected = runs.report_identity({run.name: run.jobs["analyze"].identity for run in study.runs})
-    if report.identity == expected and (study.folder / "report.html").is_file():  # the page comes after the rest
+    page = study.folder / "report.html"  # it comes after the rest
+    if report.identity == expected and page.is_file() and not report.damaged() and _is_described(study):
         stale = report.manifest["code"] != code["studies"] or "stale" in states.values()
         result.report = "stale" if stale else "finished"
     return result
@@ -268,9 +269,22 @@ def _entry(id_: str, stage: str, folder: Path, parameters: dict, after: list[str
     }  # fmt: skip
 
 
+def _description(study: Study) -> str:
+    return json.dumps(study.describe(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _is_described(study: Study) -> bool:
+    """Whether `study.json` in the study's folder says what the study is."""
+    try:
+        told = json.loads((study.folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return told == json.loads(_description(study))
+
+
 def write_description(study: Study) -> None:
     """Writes `study.json`, which the report reads, into the study's folder."""
     study.folder.mkdir(parents=True, exist_ok=True)
-    text, partial = json.dumps(study.describe(), indent=1, ensure_ascii=False), study.folder / f".{DESCRIPTION}"
-    partial.write_text(text + "\n", encoding="utf-8")
+    partial = study.folder / f".{DESCRIPTION}"
+    partial.write_text(_description(study), encoding="utf-8")
     partial.replace(study.folder / DESCRIPTION)

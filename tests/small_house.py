@@ -47,6 +47,7 @@ note("ended")
 REPORT = """
 description, analyses = runs.open_study(study)
 work = runs.begin_report(description["name"], analyses)
+work.save_json("study", description)
 figures = [f"{a}_{b}" for a in ("mr_intra", "mr_inter", "mr_total", "control_total") for b in ("verbatim", "paper")]
 rows = [",".join(["run", "state", "n", *figures])] + [f"{run},finished,1" + ",0" * len(figures) for run in analyses]
 work.path("runs.csv").write_text("\\n".join(rows))

@@ -16,6 +16,7 @@ from small_federation import settings, whole
 
 from fedmem import leftovers, runs
 from fedmem.config import PartitionConfig, TrainConfig
+from fedmem.flower_grid import FederatedError
 
 pytest_plugins = ["small_fixtures"]
 
@@ -133,6 +134,27 @@ def test_the_training_cell_run_again_after_an_interrupt_goes_on(place, tmp_path,
     }
     assert len(session["after"]) == len(whole_session["after"])
     assert session["history"].curves().equals(whole_session["history"].curves())
+
+
+def test_a_round_that_cannot_be_read_is_forgotten_and_the_next_run_begins_anew(place, tmp_path, monkeypatch):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/partition").symlink_to(place / "results/partition")
+    monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmem.federated.train_locally", interrupted_after([], 4))
+        with pytest.raises(KeyboardInterrupt):
+            train(parameters(place, {}))
+    (weights,) = (tmp_path / "results/train").glob(".*/checkpoints/round-1/model.safetensors")
+    os.truncate(weights, 1000)  # as a power loss may leave it
+    with pytest.raises(FederatedError, match=r"(?s)round 1 of the interrupted training cannot be read: .*begins anew"):
+        train(parameters(place, {}))
+    stage = train(parameters(place, {}))
+    assert whole(stage.folder)["checkpoints/round-3/model.safetensors"] == undisturbed_weights(place, monkeypatch)
+
+
+def undisturbed_weights(place, monkeypatch) -> bytes:
+    monkeypatch.setenv("FEDMEM_RESULTS", str(place / "results"))
+    return whole(train(parameters(place, {})).folder)["checkpoints/round-3/model.safetensors"]
 
 
 def interrupted_after(steps: list, number: int):
@@ -280,7 +302,7 @@ def test_a_torn_record_counts_as_none(target):
 
 
 def test_a_publishing_that_is_interrupted_has_cost_nothing(results, monkeypatch):
-    work = runs.begin(TrainConfig(rounds=2), runs.find("partition"))
+    work = runs.begin(TrainConfig(rounds=7), runs.find("partition"))
     work.path("weights").write_text("of the last round")
     work.progress.keep({"rounds": 2})
     with monkeypatch.context() as patch:
@@ -288,7 +310,7 @@ def test_a_publishing_that_is_interrupted_has_cost_nothing(results, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             work.publish()
     (work.folder / runs.MANIFEST).write_text("{}")  # as one that was interrupted a moment later leaves it
-    again = runs.begin(TrainConfig(rounds=2), runs.find("partition"))
+    again = runs.begin(TrainConfig(rounds=7), runs.find("partition"))
     assert again.progress.value == {"rounds": 2}
     assert again.publish().manifest["files"].keys() == {"weights"}
     assert not (again.target / leftovers.KEPT).exists()

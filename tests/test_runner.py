@@ -258,6 +258,12 @@ def test_a_session_stands_as_its_markers_say(tmp_path):
     now = Progress.of(tmp_path)
     assert (now.done, now.failed, list(now.running), now.waiting) == (["a"], ["b"], ["c"], ["d"])
     assert 0 <= now.running["c"] < 60
+    time.sleep(0.02)
+    (tmp_path / "c.died").touch()
+    assert Progress.of(tmp_path).failed == ["b", "c"]
+    time.sleep(0.02)
+    (tmp_path / "c.started").touch()  # tried again
+    assert list(Progress.of(tmp_path).running) == ["c"]
 
 
 def test_the_executor_is_read_from_profile_and_arguments(tmp_path):
@@ -272,7 +278,12 @@ def test_a_profile_that_is_none_is_an_error(house):
     done = house.run("run", house.study, "--profile", house.folder)
     assert done.returncode == 2
     assert "allowed is a folder that holds Snakemake's config.yaml" in done.stderr
+    for content, said in ((b"executor: [", "is not YAML"), (b"- slurm", "got list"), (b"\xff\xfe", "is not YAML")):
+        (house.folder / "config.yaml").write_bytes(content)
+        done = house.run("run", house.study, "--profile", house.folder)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
     assert not Path(house.acts, "notes").exists()
+    assert not list(house.results.glob("studies/*/study.json"))  # the description of what is there stays
 
 
 @pytest.mark.parametrize(("old", "torn"), [(True, False), (False, True), (False, False)])

@@ -167,7 +167,11 @@ def test_the_table_of_runs_says_which_were_made_by_other_code_or_of_other_files(
         analysis = runs.open_stage(stage.folder)
         return runs.run_table(description, {"one": analysis})["state"].to_dict()
 
-    assert states() == {"one": "finished", "missing": "failed"}
+    assert states() == {"one": "finished", "missing": "to do"}
+    (runs.results_root() / "train").mkdir(exist_ok=True)
+    (runs.results_root() / "train" / "gone.failed.json").write_text('{"error": "no"}')
+    description["runs"][1]["stages"] = {"train": "train/gone"}
+    assert states()["missing"] == "failed"
     with monkeypatch.context() as patch:
         patch.setattr(runs, "code_digest", lambda stage: "other" if stage == "generate" else code_digest(stage))
         assert states()["one"] == "stale"

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmem import estimates, problems, runs, study
 from fedmem.config import ConfigError
-from fedmem.runner import only_runner, session
+from fedmem.runner import arguments_of, only_runner, session
 from fedmem.study_files import parse
 
 SHOWN_FIGURES = ("mr_intra", "mr_inter", "mr_total", "control_total")  # of runs.csv, in the table after a run
@@ -81,6 +81,7 @@ def execute(plan: study.Plan, options: argparse.Namespace) -> int:
     """`run` for a plan that is made already; options: those of `run_options`, and snakemake, what follows `--`."""
     if not plan.report_to_do:
         return _nothing_to_do(plan)
+    arguments_of(options)
     found = estimates.of(plan.study)
     _refuse_or_warn(plan, found)
     with only_runner(plan.study.name, options.wait) as lock:
