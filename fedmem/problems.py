@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmem import gpus, hub_cache, runs
-from fedmem.config import ConfigError, StageConfig, closest, model_folder
+from fedmem.config import ConfigError, StageConfig, model_folder
 from fedmem.estimates import Estimate
 from fedmem.model_config import flaw
 from fedmem.model_sizes import size_of
@@ -115,15 +115,13 @@ def _undealt(partition: StageConfig) -> Found:
 def _train(configs: Configs) -> Found:
     train = configs["train"]
     yield from _model(train.model)
-    if train.strategy_options and train.federates:
-        from fedmem.strategies import options_of
+    if train.federates and (train.strategy_options or train.algorithm not in ("fedavg", "fedprox")):
+        from fedmem.strategies import FederatedError, History, make_strategy
 
-        known = options_of(train.algorithm)
-        for name in train.strategy_options.keys() - known.keys():
-            allowed = ", ".join(known) or "none"
-            yield _certain(
-                f"strategy_options: {train.algorithm} has no {name!r}{closest(name, known)} (allowed: {allowed})"
-            )
+        try:
+            make_strategy(train, configs["partition"].n_clients, History())
+        except FederatedError as error:
+            yield _certain(str(error))
     size = size_of(train.model)
     if size and size.context and train.max_tokens > size.context:
         yield _likely(

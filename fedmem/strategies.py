@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from fedmem.config import closest
 from fedmem.flower_grid import Array, ArrayRecord, FederatedError, Message, MetricRecord, named, strategies
 from fedmem.history import History
 from fedmem.training import calm, derive_seed
@@ -24,6 +25,8 @@ SET_HERE = {  # arguments of strategies that fedmem gives itself, or that no YAM
     "weighted_by_key", "arrayrecord_key", "configrecord_key", "train_metrics_aggr_fn", "evaluate_metrics_aggr_fn",
     "proximal_mu", "train_loss_key", "selection_rule",
 }  # fmt: skip
+RATES = ("eta", "eta_l", "server_learning_rate", "client_learning_rate")
+ENOUGH = {"Krum": 2, "MultiKrum": 2, "Bulyan": 4}  # clients: that many times num_malicious_nodes, and 3 more
 NOISE = 2**32 - 1  # stands where a client's id stands in a seed: no client has it
 
 
@@ -187,6 +190,7 @@ def make_strategy(config, clients: int | Iterable[int], history: History) -> str
     everyone = {"min_train_nodes": len(clients), "min_available_nodes": len(clients)}
     no_evaluation = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}  # the checkpoints measure the global model
     options = _checked_options(config)
+    _check_enough(config, len(clients))
     if config.algorithm == "fedprox":
         options["proximal_mu"] = config.proximal_mu
     bases = (_Demanding, _Streaming, base) if config.algorithm in OWN else (_Demanding, base)
@@ -223,15 +227,34 @@ def _checked_options(config) -> dict:
     for name, value in given.items():
         if name not in allowed:
             raise FederatedError(
-                f"strategy_options: {config.algorithm} has no option {name!r}; allowed: {said or 'none'}"
+                f"strategy_options: {config.algorithm} has no option {name!r}{closest(name, allowed)}; allowed: "
+                f"{said or 'none'}"
             )
         kind = allowed[name].annotation
         if kind in (int, float) and (isinstance(value, bool | str) or (kind is int and not isinstance(value, int))):
             wanted = "a whole number" if kind is int else "a number"
             raise FederatedError(f"strategy_options: {name}: got {value!r}; allowed is {wanted}; options: {said}")
+        if name in RATES and value <= 0:
+            raise FederatedError(f"strategy_options: {name}: got {value!r}; allowed is a number above 0")
     if missing := [name for name, p in allowed.items() if p.default is p.empty and name not in given]:
         raise FederatedError(f"strategy_options: {config.algorithm} needs {', '.join(missing)}; options: {said}")
     return given
+
+
+def _check_enough(config, n_clients: int) -> None:
+    """Blanchard et al. 2017 ask Krum for n > 2f + 2 clients, El Mhamdi et al. 2018 ask Bulyan for n ≥ 4f + 3."""
+    if config.algorithm not in ENOUGH:
+        return
+    malicious = config.strategy_options.get("num_malicious_nodes", 0)
+    needed = ENOUGH[config.algorithm] * malicious + 3
+    if malicious < 0:
+        raise FederatedError(f"strategy_options: num_malicious_nodes: got {malicious}; allowed is 0 or more")
+    if n_clients < needed:
+        raise FederatedError(
+            f"strategy_options: {config.algorithm} with num_malicious_nodes = {malicious} needs {needed} "
+            f"clients ({ENOUGH[config.algorithm]} · num_malicious_nodes + 3), and there are {n_clients}: take more "
+            "clients, or a smaller num_malicious_nodes"
+        )
 
 
 def _check_answered(server_round: int, reply: Message) -> None:

@@ -74,7 +74,23 @@ def test_the_demo_has_no_problems():
         ),
         (
             {"algorithm": "FedAdam", "strategy_options": {"etta": 0.1}},
-            "strategy_options: FedAdam has no 'etta'; did you mean 'eta'?",
+            "strategy_options: FedAdam has no option 'etta'; did you mean 'eta'?",
+            True,
+        ),
+        ({"algorithm": "QFedAvg"}, "strategy_options: QFedAvg needs client_learning_rate", True),
+        (
+            {"algorithm": "FedAdam", "strategy_options": {"eta": "a"}},
+            "strategy_options: eta: got 'a'; allowed is a number",
+            True,
+        ),
+        (
+            {"algorithm": "FedTrimmedAvg", "strategy_options": {"beta": 0.9}},
+            "strategy_options of FedTrimmedAvg: `beta` must be in the range",
+            True,
+        ),
+        (
+            {"algorithm": "Krum", "strategy_options": {"num_malicious_nodes": 1}},
+            "Krum with num_malicious_nodes = 1 needs 5 clients",
             True,
         ),
         ({"model": "Qwen/Qwen2.5-3B", "batch_size": 4096}, "memory: a train stage takes up to", False),

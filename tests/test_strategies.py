@@ -165,7 +165,7 @@ def test_median_trimmed_mean_and_momentum_computed_by_hand():
         (
             "FedAdam",
             {"eat": 0.1},
-            "FedAdam has no option 'eat'; allowed: eta (default 0.1), eta_l (default 0.1), beta_1",
+            "FedAdam has no option 'eat'; did you mean 'eta'?; allowed: eta (default 0.1), eta_l (default 0.1), beta_1",
         ),
         ("FedAdam", {"eta": "large"}, "eta: got 'large'; allowed is a number"),
         ("Krum", {"num_malicious_nodes": 0.5}, "num_malicious_nodes: got 0.5; allowed is a whole number"),
@@ -173,6 +173,11 @@ def test_median_trimmed_mean_and_momentum_computed_by_hand():
         ("FedAdam", {"fraction_train": 0.5}, "no option 'fraction_train'"),
         ("fedavg", {"eta": 1.0}, "fedavg has no option 'eta'; allowed: none"),
         ("QFedAvg", {}, "QFedAvg needs client_learning_rate"),
+        ("QFedAvg", {"client_learning_rate": 0}, "client_learning_rate: got 0; allowed is a number above 0"),
+        ("FedAdam", {"eta": -0.1}, "eta: got -0.1; allowed is a number above 0"),
+        ("FedYogi", {"eta_l": 0}, "eta_l: got 0; allowed is a number above 0"),
+        ("FedAvgM", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0; allowed is a number above 0"),
+        ("Krum", {"num_malicious_nodes": -1}, "num_malicious_nodes: got -1; allowed is 0 or more"),
     ],
 )
 def test_options_that_a_strategy_does_not_have_are_refused(algorithm, options, says):
@@ -182,9 +187,20 @@ def test_options_that_a_strategy_does_not_have_are_refused(algorithm, options, s
 
 
 def test_a_strategy_that_makes_nothing_of_the_answers_stops_the_run():
-    options = {"algorithm": "Bulyan", "strategy_options": {"num_malicious_nodes": 1}}
+    strategy = make_strategy(settings(algorithm="Bulyan"), 5, History())
+    strategy.num_malicious_nodes = 1  # it wants 4 · 1 + 3 clients, as is said beforehand otherwise
+    grid = InProcessGrid(rote_app({j: walk(j) for j in range(5)}), range(5))
     with pytest.raises(FederatedError, match="round 1: Bulyan made no weights of 5 clients' answers"):
-        rote_run({j: walk(j) for j in range(5)}, **options)  # it wants 4 · 1 + 3
+        strategy.start(grid, ArrayRecord({"w": torch.zeros(2)}), num_rounds=1)
+
+
+@pytest.mark.parametrize(("algorithm", "enough"), [("Krum", 5), ("MultiKrum", 5), ("Bulyan", 7)])
+def test_too_few_clients_for_so_many_malicious_ones_are_refused(algorithm, enough):
+    config = settings(algorithm=algorithm, strategy_options={"num_malicious_nodes": 1})
+    make_strategy(config, enough, History())
+    said = f"{algorithm} with num_malicious_nodes = 1 needs {enough} clients"
+    with pytest.raises(FederatedError, match=re.escape(said)):
+        make_strategy(config, enough - 1, History())
 
 
 def test_no_training_has_no_strategy():
