@@ -20,6 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
         own, passed_on = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     options = _parser().parse_args(own)
     options.snakemake = passed_on
+    if (results := runs.results_root()).exists() and not results.is_dir():
+        print(f"fedmem: {results} is a file: name a folder in FEDMEM_RESULTS", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C
     try:
         return options.command(options)
@@ -30,7 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        print(f"fedmem: {error} (results are in {runs.results_root()}, from FEDMEM_RESULTS)", file=sys.stderr)
+        within = str(error.filename or results).startswith(str(results))
+        where = f" (results are in {results}; FEDMEM_RESULTS names another folder)" if within else ""
+        print(f"fedmem: {error}{where}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fedmem: interrupted; finished stages are kept, the same command goes on from there", file=sys.stderr)

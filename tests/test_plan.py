@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmem import study
+from fedmem import cli, study
 from fedmem.config import STAGES
 
 STUDIES = Path(__file__).resolve().parent.parent / "params" / "studies"
@@ -108,3 +108,11 @@ def test_clients_hold_as_many_rows_however_many_they_are(base):
     configs = [run.configs["partition"] for run in study.load(STUDIES / "clients.yaml", base=base).runs]
     assert [config.n_clients for config in configs] == [3, 10, 30, 100]
     assert len({tuple(config.split_rows.values()) for config in configs}) == 1
+
+
+def test_results_that_are_a_file_are_refused_by_every_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "file"))
+    for command in (["plan", str(STUDIES / "demo.yaml")], ["status", str(STUDIES / "demo.yaml")], ["parameters"]):
+        assert cli.main(command) == 2
+        assert f"{tmp_path / 'file'} is a file: name a folder in FEDMEM_RESULTS" in capsys.readouterr().err
