@@ -221,7 +221,7 @@ def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str,
     if stage.identity != job.identity:
         return "to do", "another stage lies in its folder"
     if name := stage.damaged():
-        return "to do", f"its file {name} is missing or changed"
+        return "to do", f"its file {name} is missing or of another size"
     if stage.manifest["code"] != code[job.stage]:
         return "stale", "the code has changed"
     if job.parent:

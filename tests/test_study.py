@@ -234,7 +234,7 @@ def test_a_damaged_stage_is_to_do_again(params):
     stage = work.publish()
     stage.path("rows.json").write_text("[")
     assert study.plan(loaded).states[job.id] == "to do"
-    assert "rows.json is missing or changed" in study.plan(loaded).reasons[job.id]
+    assert "rows.json is missing or of another size" in study.plan(loaded).reasons[job.id]
     (stage.folder / "manifest.json").write_text("{}")
     assert study.plan(loaded).states[job.id] == "to do"
     with pytest.raises(runs.StageError, match="run notebooks"):
