@@ -84,6 +84,13 @@ def put_on(model, folder: str | Path) -> PeftModel:
     folder = Path(folder)
     if hasattr(model, "peft_config"):
         raise ModelError(f"adapter {folder}: the model has adapters. Load the base model anew.")
+    if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]:
+        pickled = " (its adapter_model.bin is a pickle, and nothing is unpickled here)"
+        pickled *= (folder / "adapter_model.bin").is_file()
+        raise ModelError(
+            f"adapter {folder}: cannot be read: no {' and no '.join(missing)} in it{pickled}; give a folder that "
+            "`adapters.save`, or save_pretrained of a peft model, wrote"
+        )
     try:
         lora = LoraConfig.from_pretrained(str(folder))
         lora.inference_mode, lora.base_model_name_or_path = False, None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -156,10 +157,13 @@ def load_tokenizer(name: str):
 
     The vocabulary never grows, so the model's embeddings fit as they are. Decoding never edits spaces.
     """
+    where = location(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location(name), use_fast=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model {name!r}: cannot load its tokenizer: {error}") from error
+        tokenizer = AutoTokenizer.from_pretrained(where, use_fast=True, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises that very class for some files, and KeyError for others
+        files = " (tokenizer.json, tokenizer_config.json, as save_pretrained writes them)" * Path(where).is_dir()
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        raise ModelError(f"model {name!r}: cannot load its tokenizer{files}: {kind}{error}") from error
     if not tokenizer.is_fast:
         raise ModelError(f"model {name!r}: its tokenizer gives no offsets; a fast tokenizer is needed")
     if tokenizer.eos_token_id is None:
@@ -257,9 +261,18 @@ def _text(value) -> str:
 
 
 def _chat(tokenizer, messages, add_generation_prompt: bool = False) -> str:
-    return tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=TEMPLATE_DATE
-    )
+    try:
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=TEMPLATE_DATE
+        )
+    except (TemplateError, TypeError, ValueError) as error:  # its author's raise_exception is a TemplateError too
+        where = tokenizer.name_or_path
+        file = "chat_template.jinja" if (Path(where) / "chat_template.jinja").is_file() else "tokenizer_config.json"
+        roles = ", ".join(message["role"] for message in messages)
+        raise ModelError(
+            f"model {where!r}: its chat template ({file}) fails for a conversation of {roles} "
+            f"({type(error).__name__}: {error}); give a template that takes one user turn and one assistant turn"
+        ) from error
 
 
 def _adds_bos(tokenizer) -> bool:

@@ -191,7 +191,10 @@ def test_what_does_not_fit_is_refused(qwen2_folder, tmp_path):
     with pytest.raises(ModelError, match="cannot be read"):
         models.load(str(qwen2_folder), "cpu", checkpoint=folder)
     (folder / adapters.WEIGHTS_FILE).unlink()
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match=r"cannot be read: no adapter_model\.safetensors in it; give a folder"):
+        models.load(str(qwen2_folder), "cpu", checkpoint=folder)
+    (folder / "adapter_model.bin").write_bytes(b"PK")
+    with pytest.raises(ModelError, match=r"adapter_model\.bin is a pickle, and nothing is unpickled here"):
         models.load(str(qwen2_folder), "cpu", checkpoint=folder)
 
 

@@ -82,6 +82,26 @@ def test_wrong_names_are_refused(folder, tmp_path):
         models.load(str(folder), checkpoint=tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("content", ["{}", "{", "[]", '{"model": {}}'])
+def test_a_tokenizer_that_cannot_be_read_names_model_and_file(folder, tmp_path, content):
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"model '.*/model': cannot load its tokenizer \(tokenizer\.json"):
+        models.load_tokenizer(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ raise_exception('No users here') }}", "{{ 1 + 'a' }}"])
+def test_a_chat_template_that_fails_names_model_and_file(folder, tmp_path, template):
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    tokenizer = models.load_tokenizer(str(tmp_path / "model"))
+    said = r"model '.*/model': its chat template \(chat_template\.jinja\) fails for a conversation of user \("
+    with pytest.raises(ModelError, match=said):
+        models.render(tokenizer, ROW)
+    with pytest.raises(ModelError, match=said):
+        models.template_start(tokenizer)
+
+
 def test_a_hub_model_comes_without_its_authors_code_or_pickles(monkeypatch):
     asked = {}
 
