@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedmem import columns, copies, corpora, files, generation, model_config, models, partition, runs, study
+from fedmem import columns, copies, corpora, files, generation, model_config, models, partition, problems, runs, study
 from fedmem.config import ConfigError, StageConfig, TrainConfig, create_all
 from fedmem.identity import digest_of, outside_digests
 from fedmem.study_files import absolute
@@ -25,6 +25,7 @@ N_PREFIXES = 1000  # of each client, at most, unless said otherwise
 MAX_TOKENS = 2048  # of a row whose perplexity is measured, or the model's context where that is shorter
 TEXT_COLUMN = "text"  # what a file of mere texts often calls its input
 TOKENIZER = ("tokenizer*", "chat_template*", "special_tokens*", "vocab*", "merges*", "added_tokens*")  # if it has one
+SEEN = "held-out texts equal training texts of the clients"
 NAMED_CLIENTS = 12  # in the note; the partition's tables have all
 FIXED = {
     "model": "--model", "corpus": "--client", "corpus_path": "--client", "client_groups": "--client",
@@ -64,6 +65,7 @@ def study_of(
     try:
         values, origin = _values(clients, heldout, overrides)
         whole = _whole(model)
+        _check_model(model, whole)
         tokenizer = models.load_tokenizer(whole)
         _check_template(model, tokenizer, plain_text)
         configs = create_all(values | {"model": whole}, origin)
@@ -176,8 +178,16 @@ def _whole(model: str) -> str:
         raise ConfigError(f"--model {model}: the base that its adapter_config.json names: {error}") from None
     whole = runs.results_root() / "models" / f"{folder.name}-{digest_of([runs.file_digest(folder), of_base])[:8]}"
     if not whole.is_dir():
+        _check_model(model, base)
         _merge(base, folder, whole)
     return str(whole)
+
+
+def _check_model(model: str, name: str) -> None:
+    """Raise ConfigError for a model (its base, for adapters) that cannot be loaded here, before loading is tried."""
+    if said := [problem.message for problem in problems.of_model(name)]:
+        base = "" if name in (model, str(Path(model).expanduser().resolve())) else "the base of its adapters: "
+        raise ConfigError(f"--model {model}: {base}{said[0]}")
 
 
 def _base(model: str, adapters: Path) -> str:
@@ -274,6 +284,10 @@ def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: b
         if had.min() < limit:
             limit = int(had.min())
             why = f"client {had.idxmin()} has no more different {what} of at least {least} tokens"
+            if what == "held-out rows":
+                why += _seen_in_training(texts, int(had.idxmin()))
+    if limit < 1 and why.endswith(SEEN):
+        raise ConfigError(f"--heldout: {why}: no control is left; give texts that the model never saw, or leave it out")
     if limit < 1:
         raise ConfigError(
             f"{why}, so there is nothing to ask: a prefix of prefix_tokens = {generate.prefix_tokens} tokens and a "
@@ -281,6 +295,13 @@ def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: b
         )
     generation.sample(texts, limit, generate.n_suffixes, generate.sample_seed)  # raises where n_suffixes asks for more
     return limit, f"{limit} prefixes of each client: {why}"
+
+
+def _seen_in_training(texts: pd.DataFrame, client: int) -> str:
+    """How many of a client's held-out texts cannot be a control, for clients trained on them; empty for none."""
+    mine = texts[texts["long_enough"] & (texts["split"] == "heldout") & (texts["client"] == client)]
+    seen = int(mine["input"].isin(texts.loc[texts["split"] == "train", "input"]).sum())
+    return f": {seen} of its {len(mine)} {SEEN}" if seen else ""
 
 
 def _note(rows: pd.DataFrame, names: list[str], why: str, tokenizer, control: bool) -> str:

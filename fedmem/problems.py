@@ -31,7 +31,7 @@ from fedmem.study import Job, Plan
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Problem", "find", "refuse"]
+__all__ = ["Problem", "find", "of_model", "refuse"]
 
 CHEAP_BYTES = 20_000_000  # a corpus file up to this size is read whole, to see that it can be dealt
 ROOM = 1.1  # disk that must be free, in units of the estimate
@@ -114,7 +114,7 @@ def _undealt(partition: StageConfig) -> Found:
 
 def _train(configs: Configs) -> Found:
     train = configs["train"]
-    yield from _model(train.model)
+    yield from of_model(train.model)
     if train.federates and (train.strategy_options or train.algorithm not in ("fedavg", "fedprox")):
         from fedmem.strategies import FederatedError, History, make_strategy
 
@@ -132,7 +132,8 @@ def _train(configs: Configs) -> Found:
         yield _likely("precision: bf16, and no GPU is here: right where one does the training, slow without")
 
 
-def _model(name: str) -> Found:
+def of_model(name: str) -> Found:
+    """Why a model, by its name, cannot be loaded here, as far as files and the network tell."""
     folder = model_folder(name)
     if folder is not None:
         if said := flaw(folder):

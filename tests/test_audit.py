@@ -9,7 +9,7 @@ import torch
 from test_roads import REPOSITORY, fedmem
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fedmem import audit, corpora, files, generation, metrics, models, partition, runs
+from fedmem import audit, corpora, files, generation, hub_cache, metrics, models, partition, runs
 from fedmem.config import ConfigError, PartitionConfig, create_all
 from fedmem.execute import execute
 from fedmem.synthetic import make_corpus
@@ -280,6 +280,59 @@ def test_models_that_cannot_be_asked(refusal, place, tmp_path):
     for file in (tmp_path / "mute").glob("tokenizer*"):
         file.unlink()
     assert "no tokenizer in its folder" in refusal(model=tmp_path / "mute")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", "[1]", "config.json in its folder holds [1], not a JSON object"),
+        (
+            "config.json",
+            '{"model_type": "qwen2", "max_position_embeddings": "many"}',
+            "max_position_embeddings = 'many'",
+        ),
+        ("model.safetensors", "", "model.safetensors in its folder is empty, truncated"),
+        ("tokenizer.json", "{}", "cannot load its tokenizer (tokenizer.json"),
+        ("chat_template.jinja", "{% if %}", "its chat template (chat_template.jinja) fails"),
+        ("chat_template.jinja", "{{ raise_exception('no') }}", "its chat template (chat_template.jinja) fails"),
+    ],
+)
+def test_a_model_whose_files_are_broken(refusal, place, tmp_path, file, content, said):
+    shutil.copytree(place / "model", tmp_path / "broken")
+    (tmp_path / "broken" / file).write_text(content)
+    words = refusal(model=tmp_path / "broken")
+    assert said in words
+    assert str(tmp_path / "broken") in words
+
+
+@pytest.fixture
+def no_hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub_cache.silent.cache_clear()
+    yield
+    hub_cache.silent.cache_clear()
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_a_model_that_is_neither_here_nor_to_be_had(refusal, adapters):
+    said = "nobody/nothing is not in the local cache, and HF_HUB_OFFLINE is set: load it where there is a network"
+    assert said in refusal(model="nobody/nothing")
+    file = adapters / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "nobody/nothing"}))
+    words = refusal(model=adapters)
+    assert f"--model {adapters}: the base of its adapters: model: nobody/nothing is not in the local cache" in words
+
+
+def test_held_out_texts_that_clients_trained_on(refusal, clients, place, tmp_path):
+    texts = [row["text"] for row in read(clients[0])]
+    write(tmp_path / "own.jsonl", texts[::-1])
+    words = refusal(heldout=[tmp_path / "own.jsonl"])
+    assert "2 of its 2 held-out texts equal training texts of the clients: no control is left" in words
+    assert "longer texts" not in words
+    write(tmp_path / "own.jsonl", [*texts[:2], *(row["text"] for row in read(place / "apart_a.jsonl")[:3])])
+    made = audit.study_of(str(place / "model"), clients[:1], [tmp_path / "own.jsonl"])
+    why = "no more different held-out rows of at least 50 tokens: 2 of its 5 held-out texts equal training texts"
+    assert f"3 prefixes of each client: client 0 has {why} of the clients" in made.note
 
 
 @pytest.mark.parametrize(
