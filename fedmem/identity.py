@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmem import recipes
-from fedmem.config import StageConfig, model_folder
+from fedmem.config import ConfigError, StageConfig, model_folder
+from fedmem.model_config import flaw
 
 PACKAGE = Path(__file__).resolve().parent
 NOTEBOOKS = {
@@ -60,6 +61,8 @@ def outside_files(config: StageConfig) -> dict[str, Path | list[Path]]:
         given = {name: value for name, value in given.items() if value and config.corpus != "synthetic"}
         return {name: _existing(name, value) for name, value in given.items()}
     if config.stage == "train" and (folder := model_folder(config.model)):
+        if not (folder / "config.json").is_file():  # before a large folder that is no model is read for its digest
+            raise ConfigError(f"model: {folder}: {flaw(folder)}")
         return {"model": folder}
     if config.stage == "detect":
         named = {name: config.effective()[name] for name in ("paraphrase_model", "entity_model")}

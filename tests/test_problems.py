@@ -147,6 +147,13 @@ def test_a_broken_folder_is_one_certain_problem(tmp_path, file, content, said, m
     assert f"model: {tmp_path / 'model'}: {said}" in next(iter(messages))
 
 
+def test_a_folder_that_is_no_model_is_refused_before_its_files_are_read(tmp_path):
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(20 * 10**9)  # takes no room, but many seconds to be read
+    with pytest.raises(ConfigError, match=r"model: .*: no config\.json in its folder; give a folder that save_pret"):
+        found(model=str(tmp_path))
+
+
 def test_weights_in_pickles_and_in_parts(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
