@@ -17,6 +17,7 @@ from fedmem import paper
 from fedmem.comparisons import families, told
 from fedmem.config import ConfigError
 from fedmem.identity import PACKAGE
+from fedmem.rounding import half_up
 from fedmem.study_files import read
 
 __all__ = ["COLUMNS", "Runs", "comparable", "dialog_matrix", "settings", "shown", "tables"]
@@ -102,7 +103,7 @@ def shown(published: pd.DataFrame, table: str) -> pd.DataFrame:
     wide = long.assign(value=100 * long["value"]).pivot(index=down, columns=[across, "whose"], values="value")
     order = pd.MultiIndex.from_product([dict.fromkeys(rows[across]), ["ours", "paper"]])
     lines = [line for line in dict.fromkeys(rows[down]) if rows.loc[rows[down] == line, "run"].notna().any()]
-    return wide.reindex(index=lines, columns=order).rename_axis(down).round(3)
+    return _rounded(wide.reindex(index=lines, columns=order).rename_axis(down))
 
 
 def dialog_matrix(parameters: pd.DataFrame, cells: dict[str, pd.DataFrame]) -> pd.DataFrame | None:
@@ -119,12 +120,16 @@ def dialog_matrix(parameters: pd.DataFrame, cells: dict[str, pd.DataFrame]) -> p
         whose: 100 * table.pivot(index="prefix_client", columns="suffix_client", values="ratio")
         for whose, table in sides.items()
     }
-    return pd.concat(grids, axis=1).rename_axis(columns=["", "suffix client"]).round(3)
+    return _rounded(pd.concat(grids, axis=1).rename_axis(columns=["", "suffix client"]))
 
 
 def comparable(parameters: pd.Series) -> bool:
     """Whether a run has a corpus of the paper's kind and one of its models; detector and sizes may still differ."""
     return parameters["corpus"] == "hub" and Path(str(parameters["model"])).name in ALIASES.values()
+
+
+def _rounded(table: pd.DataFrame) -> pd.DataFrame:
+    return table.map(lambda value: half_up(value, 3))
 
 
 def _main(runs: Runs) -> Iterator[tuple[str, str | None, str | None, dict]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 
 from fedmem.figures import COLOURS, CONTROL, COUNTINGS, MEMBER, UNDEFINED, canvas, caption, counting_words, save, styled
 from fedmem.idle_imports import without
+from fedmem.rounding import half_up
 
 __all__ = ["aggregates", "between_clients", "caption", "groups", "matrix", "save", "sizes"]
 
@@ -27,11 +29,12 @@ READABLE_CLIENTS = 12  # beyond it cells carry no numbers, lines no names, and n
 
 
 @styled
-def matrix(cells: pd.DataFrame, counting: str = "paper") -> Figure:
+def matrix(cells: pd.DataFrame, counting: str = "paper", top: float | None = None, run: str | None = None) -> Figure:
     """MR(j→k) in percent, and beside it, on the same scale, the control on held-out suffixes.
 
     cells: the table of `metrics.cells`. Each cell carries its share and its interval; above 8 clients its share
-    alone, above 12 only colour.
+    alone, above 12 only colour. top: the share at which the colours end (default: the largest one here), the same for
+    all matrices that stand beside each other. run: a name for the title, where several runs are drawn.
     Raises ValueError for a counting that is unknown or not in the table.
     """
     title = counting_words(counting).split(" (")[0]
@@ -45,7 +48,7 @@ def matrix(cells: pd.DataFrame, counting: str = "paper") -> Figure:
     figure = canvas(2 * side + 1.6, side + 0.9)
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
     # a scale of at least 1 % keeps a matrix of zeros from looking like one full of leaks
-    top = max(1.0, 100 * np.nanmax(chosen["ratio"], initial=0))
+    top = max(1.0, 100 * np.nanmax([*chosen["ratio"], np.nan if top is None else top], initial=0))
     for (words, member), axis in zip(sides, axes, strict=True):
         table = tables[member]
         shares = _grid(table, "ratio")
@@ -59,7 +62,8 @@ def matrix(cells: pd.DataFrame, counting: str = "paper") -> Figure:
         axes[1].set_title("control: there are no held-out texts")
     axes[1].set_ylabel("")
     draw_scale(figure, axes, "share of prefixes (%)", undefined=chosen["ratio"].isna().any())
-    figure.suptitle(f"MR(j→k), {title}", x=0.01, ha="left", fontsize=11)
+    words = f"MR(j→k), {title}" if run is None else f"{run}: MR(j→k), {title}"
+    figure.suptitle(fill(words, int(11 * figure.get_figwidth())), x=0.01, ha="left", fontsize=11)
     return figure
 
 
@@ -127,7 +131,8 @@ def groups(groups: pd.DataFrame) -> Figure:
         shares = shares.loc[shares.T.idxmax().sort_values(kind="stable").index]
     figure = canvas(float(np.clip(3.4 + 0.5 * n_clients, 4.5, 9)), float(np.clip(1.3 + 0.24 * n_groups, 2.2, 9)))
     axis = figure.subplots()
-    labels = shares.map("{:.0f}".format).where(shares > 0, "").to_numpy() if n_groups <= READABLE_GROUPS else None
+    words = shares.map(lambda share: f"{half_up(share, 0):.0f}").where(shares > 0, "")
+    labels = words.to_numpy() if n_groups <= READABLE_GROUPS else None
     draw_heatmap(axis, shares, labels, 100.0, "client", "group")
     places = np.arange(0, n_groups, -(-n_groups // READABLE_GROUPS))
     axis.set_yticks(places + 0.5, [str(shares.index[place]) for place in places], rotation=0)
@@ -167,7 +172,7 @@ def _cell_labels(table: pd.DataFrame) -> np.ndarray:
 
 def percent_words(value: float) -> str:
     digits = 0 if value == 0 or value >= 10 else 1 if value >= 1 else 2
-    return f"{value:.{digits}f}"
+    return f"{half_up(value, digits):.{digits}f}"
 
 
 def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: float, x: str, y: str) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fedmem.rounding import half_up
+
 UNDEFINED = "is not defined here"
 NO_CONTROL = "there is no held-out control here, so how much of it is chance is not known"
 WORDS = {"intra": "a client's own text", "inter": "another client's text", "total": "anybody's text"}
@@ -18,11 +20,12 @@ PREFIXES_ALONE = (
 
 def percent(value: float) -> str:
     """0.0153 → "1.53 %"; three figures, and no more than two decimals."""
-    if pd.isna(value):
-        return "n/a"
-    size = abs(100 * value)
-    digits = 0 if size == 0 or size >= 99.95 else 1 if size >= 10 else 2 if size >= 0.1 else 3
-    return f"{100 * value:.{digits}f} %"
+    return "n/a" if pd.isna(value) else f"{_hundredfold(value)} %"
+
+
+def points(value: float) -> str:
+    """A difference of two shares: 0.0153 → "1.53 percentage points"."""
+    return "n/a" if pd.isna(value) else f"{_hundredfold(value)} percentage points"
 
 
 def share(row: pd.Series | dict) -> str:
@@ -39,7 +42,8 @@ def aggregate(summary: pd.DataFrame, part: str, counting: str) -> str:
     text = f"Of {int(ratio['n']):,} prefixes {share(ratio)} give back {WORDS[part]} under {counting} counting"
     if pd.isna(control["value"]):
         return f"{text}; {NO_CONTROL}."
-    text += f", {percent(control['value'])} match held-out text; the excess is {share(excess)}: "
+    interval = f"{_hundredfold(excess['low'])} to {_hundredfold(excess['high'])}"
+    text += f", {percent(control['value'])} match held-out text; the excess is {points(excess['value'])} ({interval}): "
     return text + _verdict(excess, "more than chance explains", "fewer than chance explains", "not told from chance")
 
 
@@ -93,9 +97,10 @@ def exclusions(table: pd.DataFrame, counting: str = "paper") -> str:
         return f"MR_total under {counting} counting {UNDEFINED}."
     if raw == 0:
         return f"Nothing matched under {counting} counting, so there is nothing to leave out."
-    parts = f"{percent(raw - rows['shared'])} by shared passages, {percent(raw - rows['incoherent'])} by babble"
+    parts = f"{points(raw - rows['shared'])} by shared passages, {points(raw - rows['incoherent'])} by babble"
+    goes = "stays at" if percent(left) == percent(raw) else "falls to"
     return (
-        f"MR_total under {counting} counting is {percent(raw)}; it falls to {percent(left)} when both are left out "
+        f"MR_total under {counting} counting is {percent(raw)}; it {goes} {percent(left)} when both are left out "
         f"({parts}): what is left is neither copied between clients word for word, nor boilerplate, nor babble."
     )
 
@@ -138,7 +143,7 @@ def over_control(summary: pd.DataFrame, part: str, counting: str) -> str:
     if known.empty:
         return f"MR_{part} under {counting} counting {UNDEFINED}."
     above = known[known["low"] > 0]
-    words = [f"`{row['run']}` ({percent(row['value'])})" for row in above.to_dict("records")]
+    words = [f"`{row['run']}` (by {points(row['value'])})" for row in above.to_dict("records")]
     rest = [run for run in known["run"] if run not in set(above["run"])]
     parts = [f"is above its held-out control in {_listed(words)}"] if words else []
     parts += (
@@ -170,7 +175,7 @@ def comparison(table: pd.DataFrame, part: str = "total", level: float = 0.05) ->
     tested = rows[rows["p_holm"].notna()]
     apart = tested[tested["p_holm"] < level]
     words = [
-        f"`{row['run']}` {'+' if row['difference'] > 0 else '−'}{percent(abs(row['difference']))} against "
+        f"`{row['run']}` {'+' if row['difference'] > 0 else '−'}{points(abs(row['difference']))} against "
         f"`{row['other']}`"
         for row in apart.to_dict("records")
     ]
@@ -273,6 +278,12 @@ def findings(table: pd.DataFrame) -> str:
         f"{counts['does not hold']} the other way, and {counts['open']} are open: their intervals hold 0. "
         f"{PREFIXES_ALONE}"
     )
+
+
+def _hundredfold(value: float) -> str:
+    size = abs(100 * value)
+    digits = 0 if size == 0 or size >= 99.95 else 1 if size >= 10 else 2 if size >= 0.1 else 3
+    return f"{half_up(100 * value, digits):.{digits}f}"
 
 
 def _verdict(row: pd.Series, above: str, below: str, neither: str) -> str:

@@ -100,6 +100,17 @@ def test_members_and_control_share_one_scale():
     assert plots.matrix(metrics.cells(*nothing)).axes[0].collections[0].get_clim() == (0, 1)  # not 0 to 0
 
 
+def test_matrices_beside_each_other_share_a_top_and_say_whose_they_are():
+    cells = metrics.cells(*tables(3))
+    figure = plots.matrix(cells, "verbatim", top=0.94, run="central")
+    assert [axis.collections[0].get_clim() for axis in figure.axes[:2]] == [(0, 94), (0, 94)]
+    assert figure.get_suptitle() == "central: MR(j→k), verbatim counting"
+    assert plots.matrix(cells, "verbatim").get_suptitle() == "MR(j→k), verbatim counting"
+    assert plots.matrix(cells, top=np.nan).axes[0].collections[0].get_clim() == pytest.approx((0, 8))
+    long = plots.matrix(cells, run=", ".join(f"parameter_{n}=value" for n in range(9)))
+    assert max(map(len, long.get_suptitle().splitlines())) < 90  # broken into lines, not cut by the figure's edge
+
+
 @pytest.mark.parametrize("n_clients", [READABLE_CLIENTS, READABLE_CLIENTS + 1, 100])
 def test_a_large_matrix_stays_readable(n_clients):
     axis = plots.matrix(metrics.cells(*tables(n_clients, n=5))).axes[0]
@@ -137,8 +148,8 @@ def test_sizes_and_groups_draw_every_client():
     bars = plots.sizes(sizes(3)).axes[0].containers
     assert [[bar.get_height() for bar in group] for group in bars] == [[10, 11, 12]] * 3
     labels = words(plots.groups(groups(2)).axes[0])
-    # client 0 has 2, 3, 4 rows of 9 (22, 33, 44 %), client 1 has 1, 3, 4 of 8 (12, 38, 50 %); absent pairs are blank
-    assert labels == ["12", "22", "33", "38", "44", "50"]
+    # client 0 has 2, 3, 4 rows of 9 (22, 33, 44 %), client 1 has 1, 3, 4 of 8 (12.5, 38, 50 %); absent pairs are blank
+    assert labels == ["13", "22", "33", "38", "44", "50"]
 
 
 def test_many_groups_stand_in_their_clients_order_with_a_name_here_and_there():

@@ -42,6 +42,8 @@ def test_a_difference_is_one_only_where_its_interval_leaves_0_out(excess, verdic
     assert text.endswith(verdict)
     assert "Of 96 prefixes" in text
     assert "10.0 % match held-out text" in text
+    of, low, high = (f"{100 * value:.{1 if abs(value) >= 0.1 else 2}f}" for value in excess)
+    assert f"the excess is {of} percentage points ({low} to {high}): " in text
 
 
 def test_undefined_figures_are_called_so():
@@ -60,14 +62,15 @@ def test_a_missing_control_is_called_so():
 def test_many_names_are_cut():
     table = pd.concat([figures(0.2, 0.1, 0.3, f"run{n}") for n in range(12)])
     text = sentences.over_control(table, "intra", "verbatim")
-    assert "`run7` (20.0 %) and 4 more." in text
+    assert "`run7` (by 20.0 percentage points) and 4 more." in text
     assert "run8" not in text
 
 
 def test_runs_are_named_by_what_is_shown_of_them():
     table = pd.concat([figures(0.2, 0.1, 0.3, "fedavg"), figures(0.0, -0.1, 0.1, "none")])
     text = sentences.over_control(table, "intra", "verbatim")
-    assert "above its held-out control in `fedavg` (20.0 %); it is not told from it in `none`." in text
+    assert "above its held-out control in `fedavg` (by 20.0 percentage points); " in text
+    assert "; it is not told from it in `none`." in text
     assert "only between seeds" in text
     alone = sentences.over_control(figures(0.0, -0.1, 0.1, "none"), "intra", "verbatim")
     assert "above" not in alone
@@ -80,7 +83,7 @@ def test_comparisons_speak_after_holm_alone():
     rows = [("total", "a", "b", 0.1, 0.01, 0.04), ("total", "a", "c", -0.1, 0.03, 0.06), ("total", "b", "c", 0, 1, 1)]
     table = pd.DataFrame(rows, columns=["part", "run", "other", "difference", "p_value", "p_holm"])
     text = sentences.comparison(table)
-    assert "`a` +10.0 % against `b`" in text
+    assert "`a` +10.0 percentage points against `b`" in text
     assert "`c`" not in text
     assert "2 of 3 comparisons show no difference" in text
     assert sentences.comparison(table.iloc[:0]).startswith("No two runs differ")
@@ -102,7 +105,9 @@ def test_what_stays_without_copies_and_babble():
     table = pd.DataFrame(rows, columns=["excluded", "value"]).assign(metric="mr_total", counting="paper")
     text = sentences.exclusions(table)
     assert "is 40.0 %; it falls to 10.0 %" in text
-    assert "(10.0 % by shared passages, 20.0 % by babble)" in text
+    assert "(10.0 percentage points by shared passages, 20.0 percentage points by babble)" in text
+    hardly = sentences.exclusions(table.assign(value=[0.4, 0.1, 0.3, 0.2, 0.39999]))
+    assert "is 40.0 %; it stays at 40.0 % when both" in hardly
     assert "nothing to leave out" in sentences.exclusions(table.assign(value=0.0))
 
 

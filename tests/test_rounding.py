@@ -1,0 +1,45 @@
+"""Halves go up, on the decimal value, wherever a figure is shown."""
+
+import math
+
+import pytest
+
+from fedmem.plots import percent_words
+from fedmem.rounding import figures, half_up
+from fedmem.sentences import percent
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "rounded"),
+    [
+        (43.75, 1, 43.8), (43.74999999999999, 1, 43.8), (43.65, 1, 43.7), (43.749, 1, 43.7), (-43.75, 1, -43.8),
+        (0.125, 2, 0.13), (2.5, 0, 3.0), (0.0, 1, 0.0), (99.95, 0, 100.0), (1e20, 1, 1e20), (math.inf, 1, math.inf),
+    ],
+)  # fmt: skip
+def test_halves_go_up(value, digits, rounded):
+    assert half_up(value, digits) == rounded
+
+
+def test_what_is_undefined_stays_so_and_nothing_is_minus_0():
+    assert math.isnan(half_up(math.nan, 1))
+    assert str(half_up(-0.01, 1)) == "0.0"
+
+
+@pytest.mark.parametrize("share", [7 / 16, 7 / 16 - 1e-16, 7 / 16 + 1e-16])
+def test_a_share_reads_the_same_however_it_was_summed(share):
+    assert percent(share) == "43.8 %"
+    assert percent(share / 10) == "4.38 %"
+    assert percent_words(10 * share) == "4.4"
+    assert percent_words(share) == "0.44"
+    assert figures(100 * share) == "43.75"
+
+
+def test_a_half_is_not_rounded_to_the_even_neighbour():
+    assert percent_words(12.5) == "13"
+    assert percent(0.03125) == "3.13 %"
+    assert figures(1.5625) == "1.563"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.25, 1e-7, 123456.0, -0.3333333, math.nan, 9.99996])
+def test_tables_are_else_as_they_were(value):
+    assert figures(value) == f"{value:.4g}"
