@@ -17,6 +17,11 @@ from fedmem.pages import STYLE as PAGE_STYLE
 
 TEXT_COLUMNS = ("instruction", "input", "output", "prefix", "suffix", "continuation", "words")
 
+UNTRAINED = (
+    "No model was trained here, so nothing was learnt from these texts: these matches are chance, unless the model had "
+    "met the texts before, as in an audit."
+)
+
 STYLE = (
     PAGE_STYLE
     + """
@@ -72,11 +77,13 @@ def page(
     suffixes: pd.DataFrame,
     show: bool,
     n: int = 200,
-    title: str = "What leaked, side by side",
+    title: str | None = None,
+    trained: bool = True,
 ) -> str:
     """A static page of the `n` worst matches, to be filtered by pair of clients and by kind; masked unless `show`.
 
-    Arguments as in `worst`. HTML without scripts: the filters are radio buttons that its style sheet reads. All that
+    Arguments as in `worst`. trained: whether anything was trained here; where nothing was, the page says so, and calls
+    no match a leak. HTML without scripts: the filters are radio buttons that its style sheet reads. All that
     comes from data is escaped.
     """
     shown = list(_shown(matches, prefixes, suffixes, show, n))
@@ -94,13 +101,15 @@ def page(
         f'kind-{kinds.index(match.kind)}">{markup}</article>'
         for match, markup in shown
     )
+    title = title or ("What leaked, side by side" if trained else "What matched without training, side by side")
+    chance = "" if trained else f"<p><b>{UNTRAINED}</b></p>"
     masks = "" if show else "<p>Text is masked; set FEDMEM_SHOW_TEXT=1 and analyze again to see it.</p>"
     about = f"The {len(shown):,} worst of {len(matches):,} matches, verbatim first, then by matched characters."
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}{rules}</style></head>\n<body>\n"
-        f"<h1>{escape(title)}</h1><p>{about}</p>{masks}{buttons}"
+        f"<h1>{escape(title)}</h1>{chance}<p>{about}</p>{masks}{buttons}"
         f"<main>{articles or '<p>Nothing matched.</p>'}</main>\n</body></html>\n"
     )
 

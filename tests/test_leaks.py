@@ -81,3 +81,13 @@ def test_without_matches_the_page_says_so(tables):
     matches, prefixes, suffixes = tables
     assert "Nothing matched." in leaks.page(matches.iloc[:0], prefixes, suffixes, show=True)
     assert "Nothing matched." in leaks.worst(matches.iloc[:0], prefixes, suffixes, show=True).markup
+
+
+def test_where_nothing_was_trained_matches_are_called_chance(tables):
+    text = leaks.page(*tables, show=True, trained=False)
+    assert "leaked" not in text
+    assert text.count("<h1>What matched without training, side by side</h1>") == 1
+    assert "nothing was learnt from these texts: these matches are chance" in text
+    trained = leaks.page(*tables, show=True)
+    assert "<h1>What leaked, side by side</h1>" in trained
+    assert "nothing was learnt" not in trained
