@@ -35,7 +35,7 @@ def excess(summary: pd.DataFrame) -> Figure:
         axis.axvline(0, color="#444444", linewidth=0.8)
         draw_intervals(axis, rows, 0, COLOURS[0], "o", "excess")
         axis.set_title(f"excess of {words}")
-        axis.set_xlabel("points of percent")
+        axis.set_xlabel("percentage points")
     axes[0].set_yticks(range(len(lines)), [str(line) for line in lines])
     axes[0].set_ylim(len(lines) - 0.5, -0.5)
     return figure
@@ -45,9 +45,13 @@ def excess(summary: pd.DataFrame) -> Figure:
 def excluded(summaries: pd.DataFrame, counting: str = "paper") -> Figure:
     """The ratios with and without what may be no memorization, member and control beside each other.
 
-    summaries: the table of `exclusions.summaries`.
+    summaries: the table of `exclusions.summaries`; with a column `run`, lines say whose they are.
     """
     table = summaries[summaries["counting"] == counting]
+    of_runs = "run" in table.columns
+    if of_runs:
+        left_out = np.where(table["excluded"] == "nothing", ", all matches", ", without " + table["excluded"])
+        table = table.assign(excluded=table["run"] + left_out)
     lines = list(dict.fromkeys(table["excluded"]))
     figure = canvas(9, 1.5 + 0.36 * len(lines))
     axes = figure.subplots(1, 3, sharey=True)
@@ -61,7 +65,7 @@ def excluded(summaries: pd.DataFrame, counting: str = "paper") -> Figure:
         axis.set_xlim(left=0)
     axes[0].set_yticks(range(len(lines)), lines)
     axes[0].set_ylim(len(lines) - 0.5, -0.5)
-    axes[0].set_ylabel("left out")
+    axes[0].set_ylabel("" if of_runs else "left out")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
     figure.suptitle(counting_words(counting).split(" (")[0], x=0.01, ha="left", fontsize=11)
     return figure

@@ -90,10 +90,11 @@ def suffix_clients(cells: pd.DataFrame, counting: str = "paper") -> Figure:
 
 
 @styled
-def differences(table: pd.DataFrame, words: str) -> Figure:
+def differences(table: pd.DataFrame, words: str, title: str | None = None) -> Figure:
     """Differences with intervals and a line at 0, a panel for each part. table: label, part, difference, low, high.
 
-    words: what is subtracted from what. At most forty labels are drawn, the first ones.
+    words: what is subtracted from what. title: over every panel instead of MR_part, where the two are of different
+    parts. At most forty labels are drawn, the first ones.
     """
     labels = list(dict.fromkeys(table["label"]))[:40]
     parts = [part for part in PARTS if (table["part"] == part).any()]
@@ -103,7 +104,7 @@ def differences(table: pd.DataFrame, words: str) -> Figure:
         rows = table[table["part"] == part].set_index("label").reindex(labels).rename(columns={"difference": "value"})
         axis.axvline(0, color="#444444", linewidth=0.8)
         draw_intervals(axis, rows, 0, COLOURS[0], "o", words)
-        axis.set(title=f"MR_{part}", xlabel="points of percent")
+        axis.set(title=title or f"MR_{part}", xlabel="percentage points")
     axes[0].set_yticks(range(len(labels)), labels)
     axes[0].set_ylim(len(labels) - 0.5, -0.5)
     figure.suptitle(words, x=0.01, ha="left", fontsize=11)

@@ -1,5 +1,6 @@
 """The published figures, their tables beside a study's own, and their claims; and the report that shows them."""
 
+import re
 import shutil
 
 import pandas as pd
@@ -212,7 +213,7 @@ def test_the_report_shows_the_tables_its_claims_and_what_clipping_is(tmp_path, m
     studies = tmp_path / "params" / "studies"
     points = {"plain": {}, "clipped": {"update_clip": 1.0}, "more": {"n_clients": 4}, "none": {"algorithm": "none"}}
     own = {"base": "small", "parameters": {"task": "dialog"}, "points": points}
-    (studies / "own.yaml").write_text(yaml.safe_dump(own))
+    (studies / "own.yaml").write_text(yaml.safe_dump(own, sort_keys=False))
     two = {"base": "small", "parameters": {"task": "dialog"}, "grid": {"algorithm": ["fedavg", "central"]}}
     (studies / "two.yaml").write_text(yaml.safe_dump(two | {"title": "Two?"}))
     (studies / "both.yaml").write_text(yaml.safe_dump({"title": "Both?", "include": ["own", "two"]}))
@@ -225,6 +226,14 @@ def test_the_report_shows_the_tables_its_claims_and_what_clipping_is(tmp_path, m
     for words in ("not comparable", "TotalCL", "1.446", "no formal guarantee", "same_as", "MR_intra is above MR_inter"):
         assert words in page, words
     assert "MR_intra by model size" not in page  # nothing here has a place in it
+    for words in ("(by 50.0 percentage points)", "it stays at 50.0 %", "colours as in the other runs"):
+        assert words in page, words
+    (shown,) = re.findall(r'<table id="T_aggregates">.*?</table>', page, re.DOTALL)
+    parts = re.findall(r">(intra|inter|total)<", shown)
+    assert parts == ["intra", "inter", "total"] * (len(parts) // 3)  # as the published tables have them
+    assert len(parts) == 3 * 3 * 5  # countings, parts, different runs
+    names = re.findall(r">(own/\w+|two/\w+)<", shown)
+    assert names == 3 * ["own/plain", "own/clipped", "own/more", "own/none", "two/central"]  # in the study's order
     published = pd.read_parquet(folder / "published.parquet")
     main = published[published["table"] == "main"].set_index("figure")["ours"]
     # own: 10 of 20; inter: 2 of 20; total: the same first ten prefixes; central: 4 of 20

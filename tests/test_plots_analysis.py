@@ -73,7 +73,15 @@ def test_exclusions_and_settling_are_drawn(tables):
     summaries = exclusions.summaries(marked, *tables[1:3], suffixes=tables[3])
     axis = plots_analysis.excluded(summaries).axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == list(exclusions.EXCLUSIONS)
+    assert axis.get_ylabel() == "left out"
     assert list(axis.containers[0].lines[0].get_xdata()) == pytest.approx([25, 0, 25, 25, 25])
+    of_runs = pd.concat([summaries.assign(run=run) for run in ("fedprox", "central")])
+    of_runs = of_runs[of_runs["excluded"].isin(["nothing", "own suffix"])]
+    axis = plots_analysis.excluded(of_runs).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [
+        "fedprox, all matches", "fedprox, without own suffix", "central, all matches", "central, without own suffix",
+    ]  # fmt: skip
+    assert axis.get_ylabel() == ""
 
 
 def test_measurable_and_rows_have_a_bar_each(tables):
@@ -134,6 +142,9 @@ def test_differences_and_gaps_are_drawn_per_run():
     axis = plots_study.differences(table, "run − other").axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["a − b", "a − c"]
     assert words(axis) == ["n/a"]
+    assert (axis.get_title(loc="left"), axis.get_xlabel()) == ("MR_total", "percentage points")
+    named = plots_study.differences(table.assign(part="intra"), "within each run", title="MR_intra − MR_inter")
+    assert named.axes[0].get_title(loc="left") == "MR_intra − MR_inter"
     gaps = pd.DataFrame({"run": ["a", "none"], "gap": [3.0, NAN], "value": 0.2, "low": 0.1, "high": 0.3})
     axis = plots_study.perplexity_gap(gaps).axes[0]
     assert [bars.get_label() for bars in axis.containers] == ["a"]
