@@ -17,11 +17,6 @@ from fedmem.pages import STYLE as PAGE_STYLE
 
 TEXT_COLUMNS = ("instruction", "input", "output", "prefix", "suffix", "continuation", "words")
 
-UNTRAINED = (
-    "No model was trained here, so nothing was learnt from these texts: these matches are chance, unless the model had "
-    "met the texts before, as in an audit."
-)
-
 STYLE = (
     PAGE_STYLE
     + """
@@ -37,6 +32,18 @@ input[type=radio] { margin: 0 .3rem 0 0; } label { margin-right: 1rem; }
 def may_show(corpus: str) -> bool:
     """Whether the texts of a corpus (`synthetic` or another source) may be shown in a notebook."""
     return corpus == "synthetic" or os.environ.get("FEDMEM_SHOW_TEXT") == "1"
+
+
+def untrained(algorithm: str, corpus: str) -> str:
+    """What must be said beside the matches of a model that was not trained here; nothing of a trained one's."""
+    if algorithm != "none":
+        return ""
+    if corpus == "synthetic":
+        return "No model was trained here: nothing was learnt from these texts, and these matches are chance."
+    return (
+        "No model was trained here: these matches are chance, unless the model had met the texts before, as an audited "
+        "one has."
+    )
 
 
 def examples(frame: pd.DataFrame, show: bool, n: int = 3, chars: int = 240) -> pd.DataFrame:
@@ -78,13 +85,12 @@ def page(
     show: bool,
     n: int = 200,
     title: str | None = None,
-    trained: bool = True,
+    untrained: str = "",
 ) -> str:
     """A static page of the `n` worst matches, to be filtered by pair of clients and by kind; masked unless `show`.
 
-    Arguments as in `worst`. trained: whether anything was trained here; where nothing was, the page says so, and calls
-    no match a leak. HTML without scripts: the filters are radio buttons that its style sheet reads. All that
-    comes from data is escaped.
+    Arguments as in `worst`. untrained: what `untrained` says; with it the page calls no match a leak. HTML without
+    scripts: the filters are radio buttons that its style sheet reads. All that comes from data is escaped.
     """
     shown = list(_shown(matches, prefixes, suffixes, show, n))
     pairs = sorted({(match.prefix_client, match.suffix_client) for match, _ in shown})
@@ -101,8 +107,8 @@ def page(
         f'kind-{kinds.index(match.kind)}">{markup}</article>'
         for match, markup in shown
     )
-    title = title or ("What leaked, side by side" if trained else "What matched without training, side by side")
-    chance = "" if trained else f"<p><b>{UNTRAINED}</b></p>"
+    title = title or f"What {'matched' if untrained else 'leaked'}, side by side"
+    chance = f"<p><b>{escape(untrained)}</b></p>" if untrained else ""
     masks = "" if show else "<p>Text is masked; set FEDMEM_SHOW_TEXT=1 and analyze again to see it.</p>"
     about = f"The {len(shown):,} worst of {len(matches):,} matches, verbatim first, then by matched characters."
     return (

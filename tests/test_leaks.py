@@ -84,10 +84,11 @@ def test_without_matches_the_page_says_so(tables):
 
 
 def test_where_nothing_was_trained_matches_are_called_chance(tables):
-    text = leaks.page(*tables, show=True, trained=False)
+    text = leaks.page(*tables, show=True, untrained=leaks.untrained("none", "synthetic"))
     assert "leaked" not in text
-    assert text.count("<h1>What matched without training, side by side</h1>") == 1
-    assert "nothing was learnt from these texts: these matches are chance" in text
-    trained = leaks.page(*tables, show=True)
+    assert "<h1>What matched, side by side</h1>" in text
+    assert "nothing was learnt from these texts, and these matches are chance." in text
+    assert "unless the model had met the texts before, as an audited one has" in leaks.untrained("none", "file")
+    trained = leaks.page(*tables, show=True, untrained=leaks.untrained("fedavg", "synthetic"))
     assert "<h1>What leaked, side by side</h1>" in trained
-    assert "nothing was learnt" not in trained
+    assert "chance" not in trained
