@@ -338,8 +338,16 @@ def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
     if not (folder / "study.json").is_file():
         known = sorted(p.parent.name for p in folder.parent.glob("*/study.json"))
         raise StageError(f"no study {name!r} in {folder.parent}; there are: {', '.join(known) or 'none'}, and 'latest'")
-    description = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    stages = {run["name"]: results_root() / run["stages"]["analyze"] for run in description["runs"]}
+    try:
+        description = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        _ = description["name"], description["title"], description["note"]
+        _ = [str.strip(one) for run in description["runs"] for one in run["stages"].values()]
+        stages = {run["name"]: results_root() / run["stages"]["analyze"] for run in description["runs"]}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StageError(
+            f"{folder / 'study.json'} is no description of a study ({type(error).__name__}: {error}): `fedmem run` on "
+            "the study's YAML file writes it again"
+        ) from None
     return description, {run: open_stage(path) for run, path in stages.items() if (path / MANIFEST).is_file()}
 
 

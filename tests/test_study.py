@@ -210,6 +210,7 @@ def test_paths_hold_whatever_folder_a_notebook_runs_in(params, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "corpus.jsonl").write_text("{}\n")
+    (tmp_path / "my" / "config.json").write_text("{}")
     path = params("parameters: {model: ./my, corpus: file, corpus_path: my/corpus.jsonl}\n")
     configs = only(study.load(path))
     assert configs["train"].model == str(tmp_path / "my")

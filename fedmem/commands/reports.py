@@ -3,7 +3,6 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from fedmem import runs, study
 from fedmem.columns import CorpusError
@@ -27,7 +26,7 @@ def add_commands(commands) -> None:
 
 def rebuild_report(options: argparse.Namespace) -> int:
     """Executes notebook 6 over the study's finished analyses and prints the run table and the report's path."""
-    description, analyses = _open_study(options.study)
+    description, analyses = runs.open_study(_study_name(options.study))
     if not analyses:
         raise runs.StageError(f"{description['name']}: none of its runs is finished, so there is nothing to report")
     name = description["name"]
@@ -40,7 +39,7 @@ def export_study(options: argparse.Namespace) -> int:
     """Writes the shareable copy and says what it holds."""
     from fedmem.export import ExportError, export
 
-    _open_study(options.study)
+    runs.open_study(_study_name(options.study))  # an unreadable one is told before anything is made
     folder_at(options.folder.expanduser())
     try:
         done = export(_study_name(options.study), options.folder)
@@ -56,23 +55,6 @@ def folder_at(wanted: Path) -> None:
     for path in (wanted, *wanted.parents):
         if path.exists() and not path.is_dir():
             raise ConfigError(f"DIR: got {wanted}, but {path} is a file: give a folder, or remove the file first")
-
-
-def _open_study(given: str) -> tuple[dict[str, Any], dict[str, runs.Stage]]:
-    """`runs.open_study`; StageError for a description that was cut or holds something else."""
-    name = _study_name(given)
-    try:
-        description, analyses = runs.open_study(name)
-        _ = description["name"], description["title"], description["note"]
-        _ = [str.strip(folder) for run in description["runs"] for folder in run["stages"].values()]
-    except ConfigError:  # a name that is none
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise runs.StageError(
-            f"{runs.study_folder(name) / study.DESCRIPTION} is no description of a study ({type(error).__name__}: "
-            f"{error}): `fedmem run` on the study's YAML file writes it again"
-        ) from None
-    return description, analyses
 
 
 def _study_name(given: str) -> str:

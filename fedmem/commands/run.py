@@ -8,6 +8,7 @@ from typing import Any
 
 from fedmem import estimates, problems, runs, study
 from fedmem.config import ConfigError
+from fedmem.rounding import half_up
 from fedmem.runner import arguments_of, only_runner, session
 from fedmem.study_files import parse
 
@@ -122,6 +123,6 @@ def print_result(name: str) -> int:
 
     frame = pd.read_csv(table)
     shown = [f"{figure}_{counting}" for counting in ("verbatim", "paper") for figure in SHOWN_FIGURES]
-    print(frame[["run", "state", "n", *shown]].to_string(index=False, float_format=lambda x: f"{x:.3f}"))
+    print(frame[["run", "state", "n", *shown]].to_string(index=False, float_format=lambda x: f"{half_up(x, 3):.3f}"))
     print(f"report: {folder / 'report.html'}")
     return 0
