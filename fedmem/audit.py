@@ -57,11 +57,7 @@ def study_of(
         if key in FIXED:
             raise ConfigError(f"--set {key}: an audit takes it from {FIXED[key]}; allowed are all other parameters")
     name = name or f"audit-{Path(model).name}"
-    runs.study_folder(name)
-    if name == "latest":
-        raise ConfigError(
-            "--name: got 'latest', the report's word for the newest analysis alone; allowed is another one"
-        )
+    runs.check_study_name(name, "--name")
     try:
         values, origin = _values(clients, heldout, overrides)
         whole = _whole(model)

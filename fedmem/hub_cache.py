@@ -13,7 +13,7 @@ from urllib.request import getproxies
 
 from fedmem.model_config import read_config
 
-__all__ = ["has_data_set", "has_model", "silent"]
+__all__ = ["has_data_set", "has_model", "home", "silent"]
 
 WAIT_SECONDS = 2  # for the hub to answer
 
@@ -23,12 +23,16 @@ def has_model(hub_id: str) -> bool:
     return read_config(hub_id) is not None
 
 
+def home() -> Path:
+    """Where the hub's libraries keep what they load."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
+
+
 def has_data_set(hub_id: str) -> bool:
     """Whether files of a data set lie in the local cache, as downloaded or as prepared by `datasets`."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    home = Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
-    files = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"datasets--{hub_id.replace('/', '--')}"
-    prepared = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")) / hub_id.replace("/", "___")
+    files = Path(os.environ.get("HF_HUB_CACHE", home() / "hub")) / f"datasets--{hub_id.replace('/', '--')}"
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE", home() / "datasets")) / hub_id.replace("/", "___")
     return files.is_dir() or prepared.is_dir()
 
 

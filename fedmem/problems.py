@@ -231,7 +231,9 @@ def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
     place = next(folder for folder in (runs.results_root(), *runs.results_root().parents) if folder.is_dir())
     if plan.report_to_do and not os.access(place, os.W_OK):
         yield _certain(f"results: {place} cannot be written to: set FEDMEM_RESULTS to a folder that can")
-    sized = [job for job in plan.to_do if _has_sizes(job.configs)]
+    models = {job.configs["train"].model for job in plan.to_do if job.stage != "partition"}
+    broken = {name for name in models if (folder := model_folder(name)) and flaw(folder)}  # a problem already
+    sized = [job for job in plan.to_do if job.stage == "partition" or job.configs["train"].model not in broken]
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     for stage in CHECKS:
         needed = max((estimates[job.id].mem_mb / 1000 for job in sized if job.stage == stage), default=0)
@@ -244,12 +246,6 @@ def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
             f"disk: about {needed:.1f} GB are to be written, and {free:.1f} GB are free at {place}: make room, or set "
             "FEDMEM_RESULTS to another disk"
         )
-
-
-def _has_sizes(configs: Configs) -> bool:
-    """Whether an estimate means something: not where the model's files are broken, which is a problem already."""
-    folder = model_folder(configs["train"].model) if "train" in configs else None
-    return folder is None or not flaw(folder)
 
 
 def _bytes(path: str | list[str]) -> int:

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from fedmem import gpus, runs
+from fedmem import gpus, hub_cache, runs
 from fedmem.config import ConfigError
 from fedmem.execute import put_copies
 
@@ -180,12 +180,11 @@ def _new_folder() -> Path:
 def _environment() -> dict[str, str]:
     """What keeps Snakemake and kernels from writing outside results; models of the hub stay where the hub puts them."""
     folder = runs.results_root() / ".runner"
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return {
         "XDG_CACHE_HOME": str(folder / "cache"),
         "MPLCONFIGDIR": str(folder / "cache" / "matplotlib"),
         "IPYTHONDIR": str(folder / "cache" / "ipython"),
-        "HF_HOME": os.environ.get("HF_HOME") or str(Path(caches, "huggingface").expanduser()),
+        "HF_HOME": str(hub_cache.home()),
     }
 
 
@@ -322,8 +321,9 @@ def _outcome(code: int, folder: Path) -> int:
     speechless = [name for name in Progress.of(folder).running if not (folder / f"{name}.died").exists()]
     if speechless or not said:
         log = folder / "snakemake.log"
-        told = re.findall(r"^ +message: (?!None)(.*)$", log.read_text(encoding="utf-8"), re.MULTILINE)
-        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
+        text = log.read_text(encoding="utf-8")
+        told = re.findall(r"^ +message: (?!None)(.*)$", text, re.MULTILINE)
+        last = [line for line in text.splitlines() if line.strip()][-3:]
         for line in dict.fromkeys(told or last):  # what the cluster said, or Snakemake itself
             print(f"fedmem: {line}", file=sys.stderr)
         about = f"{', '.join(speechless)} ended without a word" if speechless else "the runner failed"

@@ -45,6 +45,7 @@ __all__ = [
     "Work",
     "begin",
     "begin_report",
+    "check_study_name",
     "code_digest",
     "file_digest",
     "find",
@@ -114,6 +115,11 @@ class Stage:
     def configs(self) -> dict[str, StageConfig]:
         """The resolved parameters of the stage and of its ancestors by stage, a partition's first."""
         return (self.parent.configs if self.parent else {}) | {self.name: self.config}
+
+    @property
+    def parent_changed(self) -> bool:
+        """Whether its parent has other files now than those that it was made of."""
+        return self.parent is not None and self.manifest["parents"][0]["files"] != self.parent.files_digest
 
     def ancestor(self, name: str) -> "Stage":
         """This stage or the one of that name that it descends from."""
@@ -241,10 +247,10 @@ class Work:
         if not (self.folder / KEPT).is_dir():
             raise StageError(f"{self.folder} is gone: another process took this one for dead. Run the stage again")
         (self.folder / MANIFEST).unlink(missing_ok=True)  # of a publishing that was interrupted
-        made = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
-        names = [name for path in made if not (name := str(path.relative_to(self.folder))).startswith(f"{KEPT}/")]
-        files = {name: file_digest(self.folder / name) for name in names}
-        sizes = {name: (self.folder / name).stat().st_size for name in files}
+        paths = {str(p.relative_to(self.folder)): p for p in sorted(self.folder.rglob("*")) if p.is_file()}
+        paths = {name: path for name, path in paths.items() if not name.startswith(f"{KEPT}/")}
+        files = {name: file_digest(path) for name, path in paths.items()}
+        sizes = {name: path.stat().st_size for name, path in paths.items()}
         manifest = self._manifest(device) | {"files": files, "sizes": sizes}
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         shutil.rmtree(self.folder / KEPT)  # now: an interruption while large files were read has cost nothing
@@ -309,6 +315,15 @@ def study_folder(name: str) -> Path:
     return results_root() / "studies" / name
 
 
+def check_study_name(name: str, where: str) -> None:
+    """ConfigError for a name that no study can have in results; where: who gave it."""
+    study_folder(name)
+    if name == "latest":
+        raise ConfigError(
+            f"{where}: got 'latest', the report's word for the newest analysis alone; give another one with --name"
+        )
+
+
 def report_identity(analyses: dict[str, str]) -> str:
     """Identity of a study's report: which run is which analysis ({run: identity of its analyze stage})."""
     return digest_of({"stage": "studies", "analyses": analyses})
@@ -364,11 +379,10 @@ def run_table(description: dict, analyses: dict[str, Stage]):
         stages, stage = {}, analyses.get(run["name"])
         state = "finished" if stage else _unfinished(run)
         while stage is not None:
-            stages[f"seconds_{stage.name}"], parent = stage.manifest["seconds"], stage.parent
-            made_of = [one["files"] for one in stage.manifest["parents"]]
-            if stage.manifest["code"] != code[stage.name] or (parent and made_of != [parent.files_digest]):
+            stages[f"seconds_{stage.name}"] = stage.manifest["seconds"]
+            if stage.manifest["code"] != code[stage.name] or stage.parent_changed:
                 state = "stale"
-            stage = parent
+            stage = stage.parent
         rows[run["name"]] = {"state": state} | run["parameters"] | dict(reversed(stages.items()))
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
 

@@ -116,12 +116,7 @@ def load(
     else:
         content, found_points = points(path, base, overrides or {})
     name = name or content.get("name", path.stem)
-    runs.study_folder(name)
-    if name == "latest":
-        raise ConfigError(
-            f"{path}: name of a study: got 'latest', the report's word for the newest analysis alone; give another one "
-            "with --name"
-        )
+    runs.check_study_name(name, f"{path}: name of a study")
     faults, found, known = [], {}, {}
     for point in found_points:
         try:
@@ -227,8 +222,7 @@ def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str,
     if job.parent:
         if states[job.parent.id] != "finished":
             return "stale", f"its {job.parent.stage} stage is {states[job.parent.id]}"
-        recorded = stage.manifest["parents"][0]["files"]
-        if recorded != runs.open_stage(job.parent.folder).files_digest:
+        if stage.parent_changed:
             return "stale", f"its {job.parent.stage} stage has other files now"
     return "finished", ""
 

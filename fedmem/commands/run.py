@@ -82,7 +82,7 @@ def execute(plan: study.Plan, options: argparse.Namespace) -> int:
     """`run` for a plan that is made already; options: those of `run_options`, and snakemake, what follows `--`."""
     if not plan.report_to_do:
         return _nothing_to_do(plan)
-    arguments_of(options)
+    arguments_of(options)  # a profile that cannot be read is told before anything is written
     found = estimates.of(plan.study)
     _refuse_or_warn(plan, found)
     with only_runner(plan.study.name, options.wait) as lock:

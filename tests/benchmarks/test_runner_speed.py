@@ -17,7 +17,6 @@ import pytest
 from fedmem import runs
 
 MOST_SECONDS = 4.0  # for a stage that needs no torch: process, papermill, kernel, imports, page
-SEABORN = "from fedmem.idle_imports import without\nwith without('scipy.stats'):\n    import seaborn"
 HEATMAPS = ("partition", "analyze", "studies")
 SESSION = "import snakemake.cli, snakemake.api, snakemake.executors.local"  # once a session, not a notebook
 JOB = """
@@ -88,4 +87,4 @@ def imports_of(stage: str) -> str:
     """The cell of a stage's notebook that imports."""
     cells = json.loads(runs.notebook_file(stage).read_text(encoding="utf-8"))["cells"]
     code = next(code for cell in cells if "from fedmem import" in (code := "".join(cell["source"])))
-    return f"{code}\n{SEABORN}" if stage in HEATMAPS else code
+    return f"{code}\nplots._heatmap()" if stage in HEATMAPS else code
