@@ -8,8 +8,9 @@ import json
 import numpy as np
 import pandas as pd
 
-from fedmem import exclusions, metrics, runs
-from fedmem.utility import UTILITY
+from fedmem.analyze import exclusions, ratios
+from fedmem.results import studies
+from fedmem.train.utility import UTILITY
 
 PROMPTS = 20  # of each client
 
@@ -19,7 +20,7 @@ def finish(study, chance):
 
     chance: run's parameters → (share of a client's prefixes that match its own text, share that match each other's).
     """
-    study_folder = runs.study_folder(study.name)
+    study_folder = studies.study_folder(study.name)
     study_folder.mkdir(parents=True)
     (study_folder / "study.json").write_text(json.dumps(study.describe()))
     for run in study.runs:
@@ -71,9 +72,9 @@ def _tables(parameters, own, others):
         "generate": {"prefixes": prefixes, "suffixes": suffixes},
         "detect": {"matches": matches},
         "analyze": {
-            "cells": metrics.cells(*measured, suffixes=suffixes),
-            "summary": metrics.summary(*measured, suffixes=suffixes),
-            "kinds": metrics.kinds(*measured, suffixes),
+            "cells": ratios.cells(*measured, suffixes=suffixes),
+            "summary": ratios.summary(*measured, suffixes=suffixes),
+            "kinds": ratios.kinds(*measured, suffixes),
             "exclusions": exclusions.summaries(marked, prefixes, sizes, suffixes=suffixes),
         },
     }

@@ -23,8 +23,8 @@ from pathlib import Path
 import yaml
 from small_house import REPOSITORY, House, until
 
-from fedmem import runs
-from fedmem.config import STAGES
+from fedmem.config.stages import STAGES
+from fedmem.machine.paths import file_digest
 
 WHO = ("kernel", "runner", "both", "front and runner")
 STUDY = {
@@ -58,7 +58,7 @@ def damage(results: Path) -> list[str]:
     for manifest in published(results):
         folder = manifest.parent
         for name, digest in json.loads(manifest.read_text(encoding="utf-8"))["files"].items():
-            if not (folder / name).is_file() or runs.file_digest(folder / name) != digest:
+            if not (folder / name).is_file() or file_digest(folder / name) != digest:
                 found.append(f"{folder / name} is not what was published")
         for page in folder.glob("*.html"):
             if page.name in ("notebook.html", "report.html") and not page.read_text("utf-8").endswith("</html>\n"):

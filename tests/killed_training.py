@@ -10,32 +10,42 @@ import os
 import signal
 import sys
 
-from fedmem import adapters, federated, models, runs
-from fedmem.config import TrainConfig
+from fedmem.config.stages import TrainConfig
+from fedmem.models import adapters
+from fedmem.models.loading import load_model
+from fedmem.results import work as stage_work
+from fedmem.results.stage import Stage, find_stage
+from fedmem.results.work import begin_stage
+from fedmem.train.checkpoints import Checkpoints, part_folder
+from fedmem.train.federation import client_datasets, federations, make_client_app, make_server_app
+from fedmem.train.history import History
+from fedmem.train.in_process_grid import InProcessGrid
+from fedmem.train.strategies import make_strategy
+from fedmem.train.weights import get_arrays
 
 
-def train(parameters: dict, kill: dict | None = None) -> runs.Stage:
-    """Notebook 2 from `runs.begin` to `publish`."""
-    dealt = runs.find("partition")
-    work = runs.begin(TrainConfig(**parameters), dealt)
-    config, history = work.config, federated.History(work.progress)
+def train(parameters: dict, kill: dict | None = None) -> Stage:
+    """Notebook 2 from `work.begin_stage` to `publish`."""
+    dealt = find_stage("partition")
+    work = begin_stage(TrainConfig(**parameters), dealt)
+    config, history = work.config, History(work.progress)
     if kill:
         _die(history, kill)
     rows = dealt.table("rows")
-    model, tokenizer = models.load(config.model, "cpu")
+    model, tokenizer = load_model(config.model, "cpu")
     if config.finetuning == "lora":
         model = adapters.add_adapters(model, config)
-    train_sets = federated.client_datasets(rows, tokenizer, config)
-    test_sets = federated.client_datasets(rows, tokenizer, config, split="test")
-    start = federated.get_arrays(model)
-    for clients in federated.federations(train_sets, config.algorithm):
-        folder = federated.part_folder(work.path("checkpoints"), config.algorithm, min(clients))
+    train_sets = client_datasets(rows, tokenizer, config)
+    test_sets = client_datasets(rows, tokenizer, config, split="test")
+    start = get_arrays(model)
+    for clients in federations(train_sets, config.algorithm):
+        folder = part_folder(work.path("checkpoints"), config.algorithm, min(clients))
         tested = test_sets if config.algorithm != "local" else {client: test_sets[client] for client in clients}
-        checkpoints = federated.Checkpoints(folder, model, tokenizer, tested, config, history)
-        strategy = federated.make_strategy(config, clients, history)
-        client_app = federated.make_client_app(model, clients, config)
-        server_app = federated.make_server_app(config, strategy, start, checkpoints)
-        federated.InProcessGrid(client_app, clients).serve(server_app)
+        checkpoints = Checkpoints(folder, model, tokenizer, tested, config, history)
+        strategy = make_strategy(config, clients, history)
+        client_app = make_client_app(model, clients, config)
+        server_app = make_server_app(config, strategy, start, checkpoints)
+        InProcessGrid(client_app, clients).serve(server_app)
     work.save_table("curves", history.curves())
     return work.publish()
 
@@ -45,7 +55,7 @@ def code_digest(stage: str) -> str:
     return "the same code"
 
 
-def _die(history: federated.History, kill: dict) -> None:
+def _die(history: History, kill: dict) -> None:
     """Have SIGKILL sent to this process when a round of a part is kept: just before that, or just after."""
     keep = history.keep
 
@@ -60,7 +70,7 @@ def _die(history: federated.History, kill: dict) -> None:
 
 
 if __name__ == "__main__":
-    runs.code_digest = code_digest
+    stage_work.code_digest = code_digest
     for parameters, kill in json.loads(sys.argv[1]):
         if (child := os.fork()) == 0:
             train(parameters, kill)

@@ -5,19 +5,21 @@ from pathlib import Path
 import torch
 from flwr.app import Error
 
-from fedmem.config import TrainConfig
-from fedmem.federated import (
-    Checkpoints,
-    History,
+from fedmem.config.stages import TrainConfig
+from fedmem.train.checkpoints import Checkpoints, part_folder
+from fedmem.train.federation import federations, make_client_app, make_server_app
+from fedmem.train.history import History
+from fedmem.train.in_process_grid import (
+    ArrayRecord,
+    ClientApp,
     InProcessGrid,
-    federations,
-    get_arrays,
-    make_client_app,
-    make_server_app,
-    make_strategy,
-    part_folder,
+    Message,
+    MetricRecord,
+    RecordDict,
+    clipping,
 )
-from fedmem.flower_grid import ArrayRecord, ClientApp, Message, MetricRecord, RecordDict, clipping
+from fedmem.train.strategies import make_strategy
+from fedmem.train.weights import get_arrays
 
 
 def settings(**changes) -> TrainConfig:

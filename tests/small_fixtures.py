@@ -7,7 +7,7 @@ from small_federation import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from fedmem.federated import client_datasets
+from fedmem.train.federation import client_datasets
 
 EOS = "<|endoftext|>"  # the name that a Qwen2 tokenizer would add to the vocabulary if it were missing
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from fedmem import runs
+from fedmem.results.identity import NOTEBOOKS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PARENTS = {"partition": None, "train": "partition", "generate": "train", "detect": "generate", "analyze": "detect"}
@@ -25,8 +25,10 @@ import os
 import time
 from pathlib import Path
 
-from fedmem import runs
-from fedmem.config import STAGES
+from fedmem.config.stages import STAGES
+from fedmem.results.stage import find_stage
+from fedmem.results.studies import begin_report, open_study
+from fedmem.results.work import begin_stage
 
 def note(name):
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
@@ -39,14 +41,15 @@ exec(act.read_text() if act.is_file() else "")
 """
 PUBLISH = """
 parent = globals().get(STAGES[STAGE].parent)
-work = runs.begin(STAGES[STAGE].from_notebook(globals()), runs.find(STAGES[STAGE].parent, parent) if parent else None)
+found = find_stage(STAGES[STAGE].parent, parent) if parent else None
+work = begin_stage(STAGES[STAGE].from_notebook(globals()), found)
 work.save_json("made", {"parent": parent, "text": "x" * 100_000})
 work.publish()
 note("ended")
 """
 REPORT = """
-description, analyses = runs.open_study(study)
-work = runs.begin_report(description["name"], analyses)
+description, analyses = open_study(study)
+work = begin_report(description["name"], analyses)
 work.save_json("study", description)
 figures = [f"{a}_{b}" for a in ("mr_intra", "mr_inter", "mr_total", "control_total") for b in ("verbatim", "paper")]
 rows = [",".join(["run", "state", "n", *figures])] + [f"{run},finished,1" + ",0" * len(figures) for run in analyses]
@@ -76,7 +79,7 @@ class House:
             shutil.copytree(REPOSITORY / "params" / part, folder / "params" / part)
         for made in (folder / "notebooks", self.acts, folder / "params" / "studies", self.home):
             made.mkdir()
-        for stage, name in runs.NOTEBOOKS.items():
+        for stage, name in NOTEBOOKS.items():
             self._write_notebook(stage, folder / "notebooks" / f"{name}.ipynb")
         self.study = folder / "params" / "studies" / "small.yaml"
         self.study.write_text(yaml.safe_dump({"base": "small", "parameters": {"n_prefixes": 4}} | content))
@@ -86,7 +89,7 @@ class House:
         first = (f'{given} = "latest"\n' if given else "") + "options = {}"
         sources = [first, f"STAGE = {stage!r}\nSTUDY = {stage == 'studies'}", ACT]
         if stage == "studies":
-            sources[2] = sources[2].replace("from fedmem.config import STAGES\n", "")
+            sources[2] = sources[2].replace("from fedmem.config.stages import STAGES\n", "")
         sources.append(REPORT if stage == "studies" else PUBLISH)
         cells = [nbformat.v4.new_code_cell(source) for source in sources]
         cells[0].metadata["tags"] = ["parameters"]
@@ -109,7 +112,8 @@ class House:
             "HOME": str(self.home), "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
         return subprocess.Popen(
-            [sys.executable, "-m", "fedmem.cli", *map(str, arguments)], cwd=self.folder, env=settings | environment,
+            [sys.executable, "-m", "fedmem.cli.main", *map(str, arguments)],
+            cwd=self.folder, env=settings | environment,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             preexec_fn=_default_signals,
         )  # fmt: skip

@@ -10,12 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from fedmem import adapters, models
-from fedmem.config import TrainConfig
-from fedmem.models import ModelError
-from fedmem.training import train_locally, trained
+from fedmem.config.stages import TrainConfig
+from fedmem.models import adapters
+from fedmem.models.adapters import WEIGHTS_FILE
+from fedmem.models.config_files import ModelError
+from fedmem.models.loading import load_model, load_tokenizer, load_trainable, location, save_merged
+from fedmem.train.local_trainer import trained
+from fedmem.train.local_training import train_locally
 
-TOKENIZER = models.load_tokenizer("tiny-qwen2")
+TOKENIZER = load_tokenizer("tiny-qwen2")
 IDS = torch.arange(3, 19).reshape(2, 8)
 ROWS = [{"input_ids": ids, "labels": ids} for ids in ([5, 6, 7, 8, 9, 2], [15, 16, 17, 2], [3, 9, 27, 81, 2])]
 
@@ -53,7 +56,7 @@ def settings(folder, **changes) -> TrainConfig:
 
 
 def adapted(folder, **changes):
-    model, _ = models.load(str(folder), "cpu")
+    model, _ = load_model(str(folder), "cpu")
     return adapters.add_adapters(model, settings(folder, **changes))
 
 
@@ -69,7 +72,7 @@ def logits(model) -> torch.Tensor:
 
 
 def test_only_the_adapters_are_trained_and_the_base_stays(folder):
-    base, _ = models.load(str(folder), "cpu")
+    base, _ = load_model(str(folder), "cpu")
     model = adapted(folder)
     assert torch.equal(logits(model), logits(base))  # B is 0 at the start
     before = copy.deepcopy(model.state_dict())
@@ -81,11 +84,11 @@ def test_only_the_adapters_are_trained_and_the_base_stays(folder):
 
 
 def test_saved_loaded_merged_the_outputs_stay(folder, tmp_path):
-    base, _ = models.load(str(folder), "cpu")
+    base, _ = load_model(str(folder), "cpu")
     model = trained_model(folder)
     adapters.save(model, tmp_path / "adapter")
-    loaded, _ = models.load(str(folder), "cpu", checkpoint=tmp_path / "adapter", merge=False)
-    merged, _ = models.load(str(folder), "cpu", checkpoint=tmp_path / "adapter")
+    loaded, _ = load_model(str(folder), "cpu", checkpoint=tmp_path / "adapter", merge=False)
+    merged, _ = load_model(str(folder), "cpu", checkpoint=tmp_path / "adapter")
     assert torch.equal(logits(loaded), logits(model))
     torch.testing.assert_close(logits(merged), logits(model), atol=1e-5, rtol=0)
     assert (logits(model) - logits(base)).abs().max() > 0.01
@@ -97,7 +100,7 @@ def test_saved_loaded_merged_the_outputs_stay(folder, tmp_path):
 def test_the_merged_model_loads_anywhere_with_its_tokenizer_and_a_tied_head(folder, tmp_path):
     model = trained_model(folder)
     adapters.save(model, tmp_path / "adapter")
-    adapters.save_merged(str(folder), tmp_path / "adapter", tmp_path / "merged")
+    save_merged(str(folder), tmp_path / "adapter", tmp_path / "merged")
     alone = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(logits(alone), logits(model), atol=1e-5, rtol=0)
     assert (
@@ -109,14 +112,14 @@ def test_the_merged_model_loads_anywhere_with_its_tokenizer_and_a_tied_head(fold
     assert saved.keys() == load_file(folder / "model.safetensors").keys()
     assert not any("lm_head" in name for name in saved)  # saved once, under the embeddings' name
     with pytest.raises(ModelError, match="not empty"):
-        adapters.save_merged(str(folder), tmp_path / "adapter", tmp_path / "merged")
+        save_merged(str(folder), tmp_path / "adapter", tmp_path / "merged")
 
 
 def test_what_a_configuration_trains(qwen2_folder):
-    whole, tokenizer = adapters.load_trainable(settings(qwen2_folder, finetuning="full", precision="bf16"))
+    whole, tokenizer = load_trainable(settings(qwen2_folder, finetuning="full", precision="bf16"))
     assert {p.dtype for p in trained(whole).values()} == {torch.float32}
     assert tokenizer.chat_template == TOKENIZER.chat_template
-    half, _ = adapters.load_trainable(settings(qwen2_folder, precision="bf16"))
+    half, _ = load_trainable(settings(qwen2_folder, precision="bf16"))
     assert trained(half).keys() == trained(adapted(qwen2_folder)).keys()
     assert {p.dtype for p in half.parameters() if not p.requires_grad} == {torch.bfloat16}
 
@@ -132,13 +135,13 @@ def test_the_start_depends_on_the_seed_alone(qwen2_folder):
 
 
 def test_a_saved_adapter_names_its_base_and_no_folder_of_the_package(tmp_path):
-    model, _ = models.load("tiny-qwen2", "cpu")
+    model, _ = load_model("tiny-qwen2", "cpu")
     model = adapters.add_adapters(model, settings("tiny-qwen2"))
     adapters.save(model, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     text = (tmp_path / "adapter_config.json").read_text()
     assert json.loads(text)["base_model_name_or_path"] == "tiny-qwen2"
-    assert str(models.location("tiny-qwen2")) not in text
+    assert str(location("tiny-qwen2")) not in text
     assert json.loads(text)["target_modules"] == sorted(json.loads(text)["target_modules"])
 
 
@@ -174,7 +177,7 @@ def test_a_second_layer_of_adapters_is_refused(qwen2_folder, tmp_path):
 
 def test_what_does_not_fit_is_refused(qwen2_folder, tmp_path):
     adapters.save(adapted(qwen2_folder), tmp_path / "good")
-    weights = load_file(tmp_path / "good" / adapters.WEIGHTS_FILE)
+    weights = load_file(tmp_path / "good" / WEIGHTS_FILE)
     name = next(iter(weights))
     wrong = {
         "missing are": {n: w for n, w in weights.items() if n != name},
@@ -184,18 +187,18 @@ def test_what_does_not_fit_is_refused(qwen2_folder, tmp_path):
     for number, (message, changed) in enumerate(wrong.items()):
         folder = tmp_path / f"bad-{number}"
         shutil.copytree(tmp_path / "good", folder)
-        save_file(changed, folder / adapters.WEIGHTS_FILE)
+        save_file(changed, folder / WEIGHTS_FILE)
         with pytest.raises(ModelError, match=message):
-            models.load(str(qwen2_folder), "cpu", checkpoint=folder)
-    (folder / adapters.WEIGHTS_FILE).write_bytes(b"no weights")
+            load_model(str(qwen2_folder), "cpu", checkpoint=folder)
+    (folder / WEIGHTS_FILE).write_bytes(b"no weights")
     with pytest.raises(ModelError, match="cannot be read"):
-        models.load(str(qwen2_folder), "cpu", checkpoint=folder)
-    (folder / adapters.WEIGHTS_FILE).unlink()
+        load_model(str(qwen2_folder), "cpu", checkpoint=folder)
+    (folder / WEIGHTS_FILE).unlink()
     with pytest.raises(ModelError, match=r"cannot be read: no adapter_model\.safetensors in it; give a folder"):
-        models.load(str(qwen2_folder), "cpu", checkpoint=folder)
+        load_model(str(qwen2_folder), "cpu", checkpoint=folder)
     (folder / "adapter_model.bin").write_bytes(b"PK")
     with pytest.raises(ModelError, match=r"adapter_model\.bin is a pickle, and nothing is unpickled here"):
-        models.load(str(qwen2_folder), "cpu", checkpoint=folder)
+        load_model(str(qwen2_folder), "cpu", checkpoint=folder)
 
 
 def test_the_proximal_term_runs_over_the_adapters_alone(qwen2_folder, capfd):
@@ -224,7 +227,7 @@ def test_bf16_freezes_in_bf16_and_trains_in_fp32(folder, tmp_path):
     assert any(not torch.equal(p, before[name]) for name, p in trained(model).items())
     assert {p.dtype for p in trained(model).values()} == {torch.float32}
     adapters.save(model, tmp_path / "adapter")
-    kept = models.load(str(folder), "cpu", checkpoint=tmp_path / "adapter", precision="bf16", merge=False)[0]
+    kept = load_model(str(folder), "cpu", checkpoint=tmp_path / "adapter", precision="bf16", merge=False)[0]
     assert torch.equal(logits(kept), logits(model))
-    merged = models.load(str(folder), "cpu", checkpoint=tmp_path / "adapter", precision="bf16")[0]
+    merged = load_model(str(folder), "cpu", checkpoint=tmp_path / "adapter", precision="bf16")[0]
     assert {p.dtype for p in merged.parameters()} == {torch.bfloat16}

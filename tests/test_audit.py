@@ -9,10 +9,22 @@ import torch
 from test_roads import REPOSITORY, fedmem
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fedmem import audit, corpora, files, generation, hub_cache, metrics, models, partition, runs
-from fedmem.config import ConfigError, PartitionConfig, create_all
-from fedmem.execute import execute
-from fedmem.synthetic import make_corpus
+from fedmem.analyze import ratios
+from fedmem.config.parameter import ConfigError
+from fedmem.config.partition import PartitionConfig
+from fedmem.config.stages import create_all
+from fedmem.corpus import files
+from fedmem.corpus.columns import CorpusError
+from fedmem.corpus.loading import load_corpus
+from fedmem.corpus.synthetic import make_corpus
+from fedmem.generate import probes
+from fedmem.models.loading import load_model, load_tokenizer, location
+from fedmem.partition import dealing
+from fedmem.partition.partitioners import PartitionError
+from fedmem.results.identity import identity_of
+from fedmem.results.stage import finished_stages, open_stage
+from fedmem.study import audit, preflight
+from fedmem.study.execute import execute
 
 LEARNT = 6  # rows of the first client that the checkpoint knows by heart
 
@@ -42,7 +54,7 @@ def train(folder, texts, steps=40):
     """What somebody else's script does: full fine-tuning on conversations, saved by save_pretrained."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    base = models.location("tiny-qwen2")
+    base = location("tiny-qwen2")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).train()
     tokenizer = AutoTokenizer.from_pretrained(base)
     said = [tokenizer.apply_chat_template([{"role": "user", "content": t}], tokenize=False) for t in texts]
@@ -80,8 +92,8 @@ def test_three_files_and_a_checkpoint_give_the_matrix(place, clients, results):
     done = fedmem("audit", "--model", place / "model", *options, *greedy, "--name", "mine", results=results)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no held-out control" in done.stdout
-    (analysis,) = runs.finished("analyze")
-    assert len(runs.finished("train")) == 1
+    (analysis,) = finished_stages("analyze")
+    assert len(finished_stages("train")) == 1
     cells = analysis.table("cells")
     found = cells[cells["member"] & (cells["counting"] == "verbatim")].pivot(
         index="prefix_client", columns="suffix_client", values="ratio"
@@ -112,7 +124,7 @@ def test_notebook_1_deals_held_out_files_apart(place, clients, results):
     job = made.runs[0].jobs["partition"]
     results.mkdir()
     execute(REPOSITORY / "notebooks" / "1_partition.ipynb", results / "out.ipynb", job.parameters())
-    rows = runs.open_stage(job.folder).table("rows")
+    rows = open_stage(job.folder).table("rows")
     assert rows.groupby(["client", "split"]).size().to_dict() == {
         (client, split): n for client in range(3) for split, n in (("heldout", 8), ("train", LEARNT))
     }
@@ -125,9 +137,9 @@ def test_notebook_1_deals_held_out_files_apart(place, clients, results):
 
 def _sampled(rows, made):
     generate = made.runs[0].configs["generate"]
-    tokenizer = models.load_tokenizer("tiny-qwen2")
-    texts = generation.split_inputs(rows, tokenizer, generate.prefix_tokens, generate.min_input_tokens)
-    return generation.sample(texts, generate.n_prefixes, generate.n_suffixes, generate.sample_seed)
+    tokenizer = load_tokenizer("tiny-qwen2")
+    texts = probes.split_inputs(rows, tokenizer, generate.prefix_tokens, generate.min_input_tokens)
+    return probes.sample(texts, generate.n_prefixes, generate.n_suffixes, generate.sample_seed)
 
 
 # --- what an audit is made of ---------------------------------------------------------------------------------------
@@ -198,7 +210,7 @@ def adapters(tmp_path):
     """A folder of adapters on a copy of the shipped model."""
     from peft import LoraConfig, get_peft_model
 
-    base = shutil.copytree(models.location("tiny-qwen2"), tmp_path / "base")
+    base = shutil.copytree(location("tiny-qwen2"), tmp_path / "base")
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules=["q_proj"]))
     adapted.save_pretrained(tmp_path / "adapters")
     return tmp_path / "adapters"
@@ -208,7 +220,7 @@ def test_adapters_are_merged_into_the_base_that_they_name(adapters, clients, res
     made = audit.study_of(str(adapters), clients)
     whole = made.runs[0].configs["train"].model
     assert whole.startswith(str(results / "models" / "adapters-"))
-    assert models.load(whole, "cpu")[0].num_parameters() == models.load("tiny-qwen2", "cpu")[0].num_parameters()
+    assert load_model(whole, "cpu")[0].num_parameters() == load_model("tiny-qwen2", "cpu")[0].num_parameters()
     assert audit.study_of(str(adapters), clients).runs[0].jobs["train"].id == made.runs[0].jobs["train"].id
 
 
@@ -220,7 +232,7 @@ def test_another_base_is_another_merged_model(adapters, results):
     base.save_pretrained(adapters.parent / "base")  # trained on, say, under its old name
     second = audit._whole(str(adapters))
     assert first != second
-    before, after = (models.load(one, "cpu")[0].get_input_embeddings().weight for one in (first, second))
+    before, after = (load_model(one, "cpu")[0].get_input_embeddings().weight for one in (first, second))
     assert torch.equal(2 * before, after)
 
 
@@ -308,9 +320,9 @@ def test_a_model_whose_files_are_broken(refusal, place, tmp_path, file, content,
 @pytest.fixture
 def no_hub(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    hub_cache.silent.cache_clear()
+    preflight.silent.cache_clear()
     yield
-    hub_cache.silent.cache_clear()
+    preflight.silent.cache_clear()
 
 
 @pytest.mark.usefixtures("no_hub")
@@ -428,7 +440,7 @@ def test_an_audit_is_not_called_by_the_word_for_the_newest_analysis(refusal):
 
 def test_a_list_of_files_is_a_file_a_client(clients, tmp_path):
     only_text = {"id": None, "input": "text", "instruction": None, "output": None}
-    texts = corpora.load_corpus("file", "qa", clients[::-1], column_map=only_text)
+    texts = load_corpus("file", "qa", clients[::-1], column_map=only_text)
     assert list(dict.fromkeys(texts["group"])) == ["c", "b", "a"]
     assert texts["id"].iloc[0] == "c/1"
     for hospital in ("north", "south"):
@@ -436,13 +448,13 @@ def test_a_list_of_files_is_a_file_a_client(clients, tmp_path):
         shutil.copy(clients[0], tmp_path / hospital / "train.jsonl")
     same = [tmp_path / hospital / "train.jsonl" for hospital in ("north", "south")]
     assert files.names_of(same) == ["north-train", "south-train"]
-    with pytest.raises(corpora.CorpusError, match="two files are both called"):
+    with pytest.raises(CorpusError, match="two files are both called"):
         files.names_of([same[0], same[0]])
 
 
 def test_a_lists_identity_is_its_files_content_and_order(clients, tmp_path):
     def identity(paths, **more):
-        return runs.identity(PartitionConfig(corpus="file", corpus_path=[str(path) for path in paths], **more))
+        return identity_of(PartitionConfig(corpus="file", corpus_path=[str(path) for path in paths], **more))
 
     moved = [shutil.copy(client, tmp_path / client.name) for client in clients]
     assert identity(clients) == identity(moved)
@@ -468,18 +480,18 @@ def test_held_out_texts_need_no_heldout_rows():
 
 
 def test_held_out_texts_are_dealt_once_each():
-    quotas = partition.quotas({"train": 1.0, "test": 0, "heldout": 0}, 2)
+    quotas = dealing.quotas({"train": 1.0, "test": 0, "heldout": 0}, 2)
     corpus = pd.DataFrame(
         {"id": list("abcd"), "instruction": "", "input": list("abcd"), "output": "", "group": list("xxyy")}
     )
-    hands = partition.assign(corpus, "natural", quotas, 0, client_groups=["x", "y"])
+    hands = dealing.assign(corpus, "natural", quotas, 0, client_groups=["x", "y"])
     apart = corpus.assign(input=list("efgh"), group="z")
-    rows = partition.split(partition.add_heldout(hands, apart, 2, seed=0), quotas)
-    partition.check(rows)
+    rows = dealing.split(dealing.add_heldout(hands, apart, 2, seed=0), quotas)
+    dealing.check(rows)
     assert rows.groupby(["client", "split"]).size().tolist() == [2, 2, 2, 2]
     assert set(rows.loc[rows["split"] == "heldout", "row_id"]) == {f"heldout/{name}" for name in "abcd"}
-    with pytest.raises(partition.PartitionError, match="client 1 gets none of the 1 held-out rows"):
-        partition.add_heldout(hands, apart.head(1), 2, seed=0)
+    with pytest.raises(PartitionError, match="client 1 gets none of the 1 held-out rows"):
+        dealing.add_heldout(hands, apart.head(1), 2, seed=0)
 
 
 def test_without_held_out_rows_there_is_no_control_and_it_is_not_zero():
@@ -488,13 +500,13 @@ def test_without_held_out_rows_there_is_no_control_and_it_is_not_zero():
         (f"r{j}-{i}", j, "train", f"text {j} {i}", True, f"p{i}", f"s{i}", [1]) for j in range(2) for i in range(4)
     ]
     columns = ["row_id", "client", "split", "input", "long_enough", "prefix", "suffix", "prompt_ids"]
-    prefixes, suffixes = generation.sample(pd.DataFrame(lines, columns=columns), 3, None, seed=0)
+    prefixes, suffixes = probes.sample(pd.DataFrame(lines, columns=columns), 3, None, seed=0)
     assert len(suffixes) == 6
     assert suffixes["member"].dtype == bool
     assert suffixes["member"].all()
     empty = pd.DataFrame({name: [] for name in ("prefix_id", "prefix_client", "suffix_client", "member", "kind")})
     clients = pd.DataFrame({"client": [0, 1], "n_train": 4})
-    summary = metrics.summary(empty, prefixes, clients, suffixes=suffixes, countings=["verbatim"])
+    summary = ratios.summary(empty, prefixes, clients, suffixes=suffixes, countings=["verbatim"])
     values = summary.set_index("metric")["value"]
     assert values["mr_total"] == 0
     assert values[["control_total", "excess_total", "control_intra"]].isna().all()

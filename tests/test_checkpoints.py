@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import load_file
 from small_federation import federate, final_bytes, settings, whole
 
-from fedmem.federated import Checkpoints, FederatedError, History
-from fedmem.leftovers import KEPT, Progress
-from fedmem.models import load
+from fedmem.models.loading import load_model
+from fedmem.results.progress import KEPT, Progress
+from fedmem.train.checkpoints import Checkpoints
+from fedmem.train.history import History
+from fedmem.train.in_process_grid import FederatedError
 
 pytest_plugins = ["small_fixtures"]
 
@@ -21,7 +23,7 @@ def test_every_rounds_checkpoint_loads_and_is_that_rounds_model(model, train_set
     source = str(tmp_path / "round-0")  # a folder like any model's
     probe = torch.tensor([[5, 9, 120, 44]])
     for server_round, expected in {0: initial, 2: model}.items():
-        loaded, its_tokenizer = load(source, device="cpu", checkpoint=tmp_path / f"round-{server_round}")
+        loaded, its_tokenizer = load_model(source, device="cpu", checkpoint=tmp_path / f"round-{server_round}")
         assert torch.equal(loaded(probe).logits, expected(probe).logits)
         assert loaded.lm_head.weight.data_ptr() == loaded.model.embed_tokens.weight.data_ptr()
         assert its_tokenizer.get_vocab() == tokenizer.get_vocab()
@@ -52,7 +54,7 @@ def test_a_round_is_put_back_bit_by_bit(model, train_sets, tokenizer, tmp_path):
 
 
 def test_of_a_model_with_adapters_the_adapters_are_saved_every_round(model, train_sets, tokenizer, tmp_path):
-    from fedmem import adapters
+    from fedmem.models import adapters
 
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
@@ -63,8 +65,8 @@ def test_of_a_model_with_adapters_the_adapters_are_saved_every_round(model, trai
     assert first == last >= {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
     assert "model.safetensors" not in last
     probe = torch.tensor([[5, 9, 120, 44]])
-    loaded, _ = load(config.model, device="cpu", checkpoint=tmp_path / "runs/round-2", merge=False)
-    base, _ = load(config.model, device="cpu")
+    loaded, _ = load_model(config.model, device="cpu", checkpoint=tmp_path / "runs/round-2", merge=False)
+    base, _ = load_model(config.model, device="cpu")
     assert torch.equal(loaded(probe).logits, adapted(probe).logits)
     assert not torch.allclose(loaded(probe).logits, base(probe).logits, atol=1e-3)
     Checkpoints(tmp_path / "runs", adapted, tokenizer, {}, config, History()).load(0)

@@ -39,7 +39,7 @@ QUIET = "import sys; sys.exit(0)"
 
 
 def fedmem(*arguments, results, **environment):
-    command = [sys.executable, "-m", "fedmem.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fedmem.cli.main", *map(str, arguments)]
     settings = os.environ | {"FEDMEM_RESULTS": str(results)} | environment
     return subprocess.run(command, env=settings, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
 

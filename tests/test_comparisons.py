@@ -5,11 +5,16 @@ import pandas as pd
 import pytest
 from test_roads import REPOSITORY
 
-from fedmem import comparisons, paper, paper_tables, study
-from fedmem.comparisons import Measured, compare, difference, intra_over_inter, pairs, reference, seeds
-from fedmem.config import STAGES, PartitionConfig
-from fedmem.identity import outside_files
-from fedmem.intervals import independent_difference, mcnemar, tango
+from fedmem.analyze.intervals import independent_difference, mcnemar, tango
+from fedmem.config.partition import PartitionConfig
+from fedmem.config.stages import STAGES
+from fedmem.config.vocabulary import PARTS
+from fedmem.report import comparisons
+from fedmem.report.comparisons import IDLE, Measured, compare, difference, intra_over_inter, pairs, reference, seeds
+from fedmem.report.paper import published
+from fedmem.report.paper.tables import Runs
+from fedmem.results.identity import outside_files
+from fedmem.study.loading import load_study
 
 NAN = float("nan")
 
@@ -132,14 +137,14 @@ def test_what_has_no_meaning_for_one_of_two_runs_is_no_difference(parameters):
 
 @pytest.mark.parametrize("base", [None, "small"])
 def test_fedprox_is_compared_among_the_defences(base):
-    described = study.load(REPOSITORY / "params/studies/defences.yaml", base=base).describe()["runs"]
+    described = load_study(REPOSITORY / "params/studies/defences.yaml", base=base).describe()["runs"]
     parameters = pd.DataFrame.from_dict({run["name"]: run["parameters"] for run in described}, orient="index")
     against = {other: parameter for run, other, parameter in pairs(parameters) if run == "summarization-none"}
     assert against == {
         "summarization-lora": "finetuning", "summarization-fedprox": "algorithm",
         "summarization-deduplicated": "duplicates", "summarization-clipped": "update_clip",
     }  # fmt: skip
-    found = paper_tables.Runs(parameters).family("algorithm", task="summarization")
+    found = Runs(parameters).family("algorithm", task="summarization")
     assert found == {"fedavg": "summarization-none", "fedprox": "summarization-fedprox"}
 
 
@@ -148,8 +153,8 @@ def test_what_changes_only_speed_is_no_parameter_but_files_are():
         name for model in STAGES.values() for name in model.model_fields if name not in model().effective()
     }
     files = {"corpus_path", "heldout_path"}
-    assert unidentifying - files | {"torch_threads", "confidence"} == comparisons.IDLE
-    assert "gradient_checkpointing" in comparisons.IDLE
+    assert unidentifying - files | {"torch_threads", "confidence"} == IDLE
+    assert "gradient_checkpointing" in IDLE
     # whatever else is in no identity must not be a path, for of that the identity has the file's digest
     config = PartitionConfig(corpus="file", corpus_path=__file__, heldout_path=__file__, heldout_rows=0)
     assert set(outside_files(config)) == files
@@ -237,15 +242,15 @@ def test_perplexity_gap_by_hand():
 
 
 def test_published_figures():
-    prefix = paper.points("summarization", "prefix_tokens").set_index(["metric", "setting"])["value"]
+    prefix = published.points("summarization", "prefix_tokens").set_index(["metric", "setting"])["value"]
     assert prefix["mr_inter", 100] == pytest.approx(0.00004)
     assert prefix["mr_intra", 10] == pytest.approx(0.00508)
-    assert paper.points("summarization", "checkpoint_round")["setting"].tolist() == [1, 3, 5]
-    assert paper.points("dialog", "rounds").empty
+    assert published.points("summarization", "checkpoint_round")["setting"].tolist() == [1, 3, 5]
+    assert published.points("dialog", "rounds").empty
     # the main table's MR_inter of dialog is the mean over the matrix's cells beside the diagonal, its MR_intra over it
-    cells = paper.dialog_matrix()
+    cells = published.dialog_matrix()
     own = cells["prefix_client"] == cells["suffix_client"]
     assert cells.loc[own, "ratio"].mean() == pytest.approx(0.01533, abs=1e-5)
     assert cells.loc[~own, "ratio"].mean() == pytest.approx(0.01446, abs=1e-5)
-    assert paper.utility().set_index("task").loc["classification"].tolist() == [76.30, 51.22]
-    assert set(comparisons.PARTS) == {"intra", "inter", "total"}
+    assert published.utility().set_index("task").loc["classification"].tolist() == [76.30, 51.22]
+    assert set(PARTS) == {"intra", "inter", "total"}

@@ -2,16 +2,9 @@
 
 import pytest
 
-from fedmem.config import (
-    OWNER,
-    STAGES,
-    ConfigError,
-    GenerateConfig,
-    PartitionConfig,
-    TrainConfig,
-    allowed,
-    create_all,
-)
+from fedmem.config.parameter import ConfigError
+from fedmem.config.partition import PartitionConfig
+from fedmem.config.stages import OWNER, STAGES, GenerateConfig, TrainConfig, allowed, create_all
 
 
 def message(values, origin=None):

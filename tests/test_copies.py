@@ -7,14 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem import copies, partition
-from fedmem.corpora import load_corpus
+from fedmem.corpus.loading import load_corpus
+from fedmem.partition import dealing, duplicates
+from fedmem.partition.duplicates import PERMUTATIONS
 
 N_ROWS = 2000
 
 
 def find(rows, threshold=0.8):
-    return copies.find(rows.rename(columns={"row_id": "id"}), threshold)
+    return duplicates.find(rows.rename(columns={"row_id": "id"}), threshold)
 
 
 def rows_of(*texts, client=None, split=None):
@@ -33,8 +34,8 @@ def rows_of(*texts, client=None, split=None):
 def planted(shared):
     """2,000 real rows of 3 clients; 150 became exact copies (but for case and space), 600 near ones of another."""
     corpus = load_corpus("file", "summarization", path=shared / "data/summarization.jsonl").head(N_ROWS)
-    wanted = partition.quotas({"train": 0.6, "test": 0.1, "heldout": 0.3}, 3)
-    rows = partition.split(partition.assign(corpus, "iid", wanted, 0), wanted)
+    wanted = dealing.quotas({"train": 0.6, "test": 0.1, "heldout": 0.3}, 3)
+    rows = dealing.split(dealing.assign(corpus, "iid", wanted, 0), wanted)
     rng = random.Random(1)
     places = rng.sample(range(N_ROWS), 1500)
     texts = rows["input"].tolist()
@@ -63,7 +64,7 @@ def brute(planted):
 
 @pytest.fixture(scope="module")
 def listed(planted):
-    return copies.pairs(find(planted), planted)
+    return duplicates.pairs(find(planted), planted)
 
 
 def places(listed, planted, kind):
@@ -95,7 +96,7 @@ def test_near_copies_against_brute_force(planted, listed, brute):
 
 @pytest.mark.parametrize("threshold", [0.6, 0.9, 1.0])
 def test_other_thresholds_against_brute_force(planted, brute, threshold):
-    found = places(copies.pairs(find(planted, threshold), planted), planted, "near")
+    found = places(duplicates.pairs(find(planted, threshold), planted), planted, "near")
     above = {(int(i), int(j)) for i, j in np.argwhere(np.triu(brute, 1) >= threshold)}
     exact = {(int(i), int(j)) for i, j in np.argwhere(np.triu(brute, 1) == 1)}
     assert set(found) <= above
@@ -104,8 +105,8 @@ def test_other_thresholds_against_brute_force(planted, brute, threshold):
 
 def test_bands_miss_at_most_one_in_a_thousand():
     for threshold in (0.5, 0.8, 0.95, 1.0):
-        bands, rows = copies._bands(threshold)
-        assert bands * rows <= copies.PERMUTATIONS
+        bands, rows = duplicates._bands(threshold)
+        assert bands * rows <= PERMUTATIONS
         assert (1 - threshold**rows) ** bands <= 1e-3
 
 
@@ -114,7 +115,7 @@ def test_copies_are_found_within_and_across_clients_and_into_held_out(planted, l
     for name, other in (("row_id", ""), ("other_id", "other_")):
         assert (listed[f"{other}client"].to_numpy() == owner.loc[listed[name], "client"].to_numpy()).all()
         assert (listed[f"{other}split"].to_numpy() == owner.loc[listed[name], "split"].to_numpy()).all()
-    table = copies.counts(listed)
+    table = duplicates.counts(listed)
     assert table["pairs"].sum() == len(listed)
     for kind in ("exact", "near"):
         assert set(table.loc[table["kind"] == kind, "where"]) == {"within a client", "across clients"}
@@ -134,30 +135,30 @@ def test_after_dropping_nothing_is_a_copy_of_anything(planted, brute):
 
 def test_similarity_by_hand():
     # a b c d: {abc, bcd}; a b c e: {abc, bce}; one of three
-    assert copies.similarity("a b c d", "A  b, c e") == pytest.approx(1 / 3)
-    assert copies.similarity("a b", "a b") == 1.0
-    assert copies.similarity("a b", "b a") == 0.0
-    assert copies.similarity("?!", "...") == 0.0
+    assert duplicates.similarity("a b c d", "A  b, c e") == pytest.approx(1 / 3)
+    assert duplicates.similarity("a b", "a b") == 1.0
+    assert duplicates.similarity("a b", "b a") == 0.0
+    assert duplicates.similarity("?!", "...") == 0.0
 
 
 def test_the_threshold_decides():
     # 12 words, 10 runs of 3; the last word differs: 9 of 11 runs are shared, 0.818
     words = "one two three four five six seven eight nine ten eleven twelve"
     rows = rows_of(words, words.replace("twelve", "dozen"), words.upper())
-    table = copies.pairs(find(rows, 0.81), rows)
+    table = duplicates.pairs(find(rows, 0.81), rows)
     assert table[["row_id", "other_id", "kind"]].values.tolist() == [
         ["r0", "r2", "exact"],
         ["r0", "r1", "near"],
         ["r1", "r2", "near"],
     ]
     assert table["similarity"].tolist() == pytest.approx([1.0, 9 / 11, 9 / 11])
-    assert copies.pairs(find(rows, 0.82), rows)["kind"].tolist() == ["exact"]
+    assert duplicates.pairs(find(rows, 0.82), rows)["kind"].tolist() == ["exact"]
 
 
 def test_matrix_by_hand():
     # client 0: x x y; client 1: x z; client 2: w
     rows = rows_of("x", "X", "y", " x", "z", "w", client=[0, 0, 0, 1, 1, 2])
-    table = copies.matrix(copies.pairs(find(rows), rows), rows)
+    table = duplicates.matrix(duplicates.pairs(find(rows), rows), rows)
     grid = table.pivot(index="client", columns="other", values="rows")
     assert grid.to_numpy().tolist() == [[2, 2, 0], [1, 0, 0], [0, 0, 0]]
     assert table["share"].iloc[0] == pytest.approx(2 / 3)
@@ -166,19 +167,19 @@ def test_matrix_by_hand():
 
 def test_nothing_in_common():
     rows = rows_of("alpha beta gamma delta", "one two three four", client=[0, 1])
-    listed = copies.pairs(find(rows), rows)
+    listed = duplicates.pairs(find(rows), rows)
     assert listed.empty
     assert list(listed.columns) == [
         "row_id", "client", "split", "other_id", "other_client", "other_split", "kind", "similarity",
     ]  # fmt: skip
-    assert copies.matrix(listed, rows)["rows"].tolist() == [0, 0, 0, 0]
-    assert copies.counts(listed).empty
+    assert duplicates.matrix(listed, rows)["rows"].tolist() == [0, 0, 0, 0]
+    assert duplicates.counts(listed).empty
 
 
 def test_a_text_with_very_many_copies_is_listed_by_its_first(monkeypatch):
-    monkeypatch.setattr(copies, "MANY_COPIES", 3)
+    monkeypatch.setattr(duplicates, "MANY_COPIES", 3)
     rows = rows_of("x", "x", "x", "x", "y", "y")
-    listed = copies.pairs(find(rows), rows)
+    listed = duplicates.pairs(find(rows), rows)
     assert listed[["row_id", "other_id"]].values.tolist() == [["r0", "r1"], ["r0", "r2"], ["r0", "r3"], ["r4", "r5"]]
 
 
@@ -193,21 +194,21 @@ def test_boilerplate_by_hand():
     template = "Hi, thanks for your query to Chat Doctor today"  # 9 words: 2 runs of 8
     texts = [f"{template} {name} is what you need" for name in ("rest", "ice", "tea", "air")]
     texts += [f"my {name} hurts" for name in ("knee", "ear", "hip", "toe")]
-    table = copies.boilerplate(texts, 0.25)
+    table = duplicates.boilerplate(texts, 0.25)
     assert table.to_dict("list") == {
         "words": ["hi thanks for your query to chat doctor", "thanks for your query to chat doctor today"],
         "rows": [4, 4],
         "share": [0.5, 0.5],
     }
-    assert copies.boilerplate(texts, 0.5).empty  # more than the share
+    assert duplicates.boilerplate(texts, 0.5).empty  # more than the share
     # 9 of 14 words; none; all
-    part = copies.covered(pd.Series([texts[0], texts[4], template]), table)
+    part = duplicates.covered(pd.Series([texts[0], texts[4], template]), table)
     assert part.tolist() == [pytest.approx(9 / 14), 0.0, 1.0]
 
 
 def test_boilerplate_of_one_row_or_none():
-    assert copies.boilerplate(["one two three four five six seven eight nine"], 0.01).empty
-    assert copies.boilerplate([], 0.05).empty
+    assert duplicates.boilerplate(["one two three four five six seven eight nine"], 0.01).empty
+    assert duplicates.boilerplate([], 0.05).empty
 
 
 def test_boilerplate_against_counting(shared):
@@ -217,7 +218,7 @@ def test_boilerplate_against_counting(shared):
         words = re.findall(r"\w+", text.casefold())
         for run in {" ".join(words[place : place + 8]) for place in range(len(words) - 7)}:
             counted[run] = counted.get(run, 0) + 1
-    table = copies.boilerplate(corpus["input"], 0.005)
+    table = duplicates.boilerplate(corpus["input"], 0.005)
     assert dict(zip(table["words"], table["rows"], strict=True)) == {
         run: rows for run, rows in counted.items() if rows > 0.005 * len(corpus)
     }
@@ -226,10 +227,10 @@ def test_boilerplate_against_counting(shared):
 
 def test_the_same_texts_give_the_same_bytes_in_any_order(planted):
     small = planted.head(400)
-    listed = copies.pairs(find(small), small)
-    pd.testing.assert_frame_equal(listed, copies.pairs(find(small), small))
+    listed = duplicates.pairs(find(small), small)
+    pd.testing.assert_frame_equal(listed, duplicates.pairs(find(small), small))
     turned = small.iloc[::-1]
-    again = copies.pairs(find(turned), turned)
+    again = duplicates.pairs(find(turned), turned)
     assert {frozenset(two) for two in listed[["row_id", "other_id"]].values.tolist()} == {
         frozenset(two) for two in again[["row_id", "other_id"]].values.tolist()
     }
@@ -237,9 +238,10 @@ def test_the_same_texts_give_the_same_bytes_in_any_order(planted):
 
 def test_prompts_do_not_come_from_what_rows_share():
     """20 rows with one instruction: no prefix is taken from it, and rows that begin alike are counted (B48)."""
-    from fedmem import generation, models
+    from fedmem.generate import probes
+    from fedmem.models.loading import load_model
 
-    _, tokenizer = models.load("tiny-qwen2", "cpu")
+    _, tokenizer = load_model("tiny-qwen2", "cpu")
     instruction = "If you are a doctor, please answer the medical questions based on the patient's description. " * 3
     names = [
         f"case {n} of the {n}th ward came at {n} o'clock with a cough and a fever of {n} degrees" for n in range(20)
@@ -254,11 +256,11 @@ def test_prompts_do_not_come_from_what_rows_share():
             "output": [f"Take {n} drops." for n in range(20)],
         }
     )
-    texts = generation.split_inputs(rows, tokenizer, 10)
+    texts = probes.split_inputs(rows, tokenizer, 10)
     assert all(text.startswith(prefix) and prefix for text, prefix in zip(texts["input"], texts["prefix"], strict=True))
     assert texts["prefix"].nunique() == 20
-    assert generation.lengths(texts)["shared_prefix"].tolist() == [0]
+    assert probes.lengths(texts)["shared_prefix"].tolist() == [0]
     alike = rows.assign(input="The patient says that since the last visit nothing at all has changed: " + rows["input"])
-    table = generation.lengths(generation.split_inputs(alike, tokenizer, 10))
+    table = probes.lengths(probes.split_inputs(alike, tokenizer, 10))
     assert table["shared_prefix"].tolist() == table["long_enough"].tolist()
     assert table["long_enough"].iloc[0] > 0

@@ -4,7 +4,8 @@ import json
 import pandas as pd
 import pytest
 
-from fedmem.corpora import SCHEMA, CorpusError, load_corpus
+from fedmem.corpus.columns import SCHEMA, CorpusError
+from fedmem.corpus.loading import load_corpus
 
 GOOD = {"id": "a", "instruction": "Ask.", "input": "Some text.", "output": "An answer.", "group": "g"}
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedmem.detect import AlignmentSettings, DetectorError, align, splitting
-from fedmem.detect.cases import Case, cluster, find_cases, without_overlaps
-from fedmem.detect.preparing import prepare, words_of
-from fedmem.detect.seeding import Pair, cosine, dice, find_seeds, similar_units, weighted
-from fedmem.detect.splitting import split_sentences
-from fedmem.detect.verbatim import common_runs
+from fedmem.detect import AlignmentSettings, DetectorError, align
+from fedmem.detect.pan import splitting
+from fedmem.detect.pan.cases import Case, cluster, find_cases, without_overlaps
+from fedmem.detect.pan.preparing import prepare, words_of
+from fedmem.detect.pan.seeding import Pair, cosine, dice, find_seeds, similar_units, weighted
+from fedmem.detect.pan.splitting import split_sentences
+from fedmem.detect.pan.verbatim import common_runs
 
 PUBLIC = Path(__file__).parent / "data"
 FL = AlignmentSettings()

@@ -5,11 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedmem.detect import AlignmentSettings, align
-from fedmem.detect.alignment import align_prepared
-from fedmem.detect.preparing import Prepared, words_of
-from fedmem.detect.screening import UnitMatrix
-from fedmem.detect.seeding import similar_units
-from fedmem.detect.splitting import is_word, split_sentences, split_words
+from fedmem.detect.pan.alignment import align_prepared
+from fedmem.detect.pan.preparing import Prepared, words_of
+from fedmem.detect.pan.seeding import UnitMatrix, similar_units
+from fedmem.detect.pan.splitting import is_word, split_sentences, split_words
 
 RELAXED = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem.detect import AlignmentSettings, DetectorError, find_candidates, find_matches, preparing
-from fedmem.detect import stage as stage_module
+from fedmem.detect import AlignmentSettings, DetectorError, find_candidates, find_matches
+from fedmem.detect import matches as detect_matches
 from fedmem.detect.candidates import CANDIDATE_COLUMNS
-from fedmem.detect.explain import MASK, explain, side_by_side
-from fedmem.detect.preparing import prepare
-from fedmem.detect.stage import MATCH_COLUMNS, Texts, _blocks, _covered
+from fedmem.detect.matches import MATCH_COLUMNS, Texts, _blocks, _covered
+from fedmem.detect.pan import preparing
+from fedmem.detect.pan.explain import explain
+from fedmem.detect.pan.preparing import prepare
+from fedmem.display.private_text import MASK, side_by_side
 
 SUBJECTS = ["engineers", "painters", "gardeners", "surgeons", "librarians", "mechanics", "pilots", "teachers"]
 VERBS = ["repaired", "photographed", "described", "abandoned", "catalogued", "polished", "measured", "borrowed"]
@@ -159,14 +161,14 @@ def die(block):
 def test_a_dying_worker_is_an_error_that_says_what_to_do(monkeypatch):
     prefixes, suffixes = many(150)
     candidates = find_candidates(prefixes, suffixes, top_n=1)
-    monkeypatch.setattr(stage_module, "_work", die)
+    monkeypatch.setattr(detect_matches, "_work", die)
     with pytest.raises(DetectorError, match="detect_workers"):
         find_matches(candidates, prefixes, suffixes, workers=2, progress=False)
 
 
 def test_blocks_hold_every_pair_once_and_few_texts(monkeypatch):
-    monkeypatch.setattr(stage_module, "_CONTINUATIONS_AT_ONCE", 7)
-    monkeypatch.setattr(stage_module, "_SUFFIXES_AT_ONCE", 70)
+    monkeypatch.setattr(detect_matches, "_CONTINUATIONS_AT_ONCE", 7)
+    monkeypatch.setattr(detect_matches, "_SUFFIXES_AT_ONCE", 70)
     draw = np.random.default_rng(0)
     continuations = Texts(draw.integers(0, 40, 3000), np.array([f"c{i}" for i in range(40)], dtype=object))
     suffixes = Texts(draw.integers(0, 500, 3000), np.array([f"s{i}" for i in range(500)], dtype=object))
@@ -183,8 +185,8 @@ def test_small_blocks_do_not_change_matches(monkeypatch):
     prefixes, suffixes = many(60)
     candidates = find_candidates(prefixes, suffixes)
     expected = find_matches(candidates, prefixes, suffixes, progress=False)
-    monkeypatch.setattr(stage_module, "_CONTINUATIONS_AT_ONCE", 5)
-    monkeypatch.setattr(stage_module, "_SUFFIXES_AT_ONCE", 64)
+    monkeypatch.setattr(detect_matches, "_CONTINUATIONS_AT_ONCE", 5)
+    monkeypatch.setattr(detect_matches, "_SUFFIXES_AT_ONCE", 64)
     shuffled = candidates.sample(frac=1, random_state=1)
     found = find_matches(shuffled, prefixes, suffixes, progress=False)
     keys = ["prefix_id", "suffix_id"]
@@ -212,8 +214,8 @@ def test_typing_sets_kind_and_score_and_keeps_candidates_without_a_record(monkey
         def scores(self, pairs):
             return dict.fromkeys(pairs, told)
 
-    monkeypatch.setattr(stage_module, "PairClassifier", Classifier)
-    monkeypatch.setattr(stage_module, "EntityFinder", lambda model: lambda sentence: set())
+    monkeypatch.setattr(detect_matches, "PairClassifier", Classifier)
+    monkeypatch.setattr(detect_matches, "EntityFinder", lambda model: lambda sentence: set())
     for told, kind in ((0.7, "paraphrase_high"), (0.3, "paraphrase_low"), (0.995, None)):
         typed = find_matches(candidates, prefixes, suffixes, paraphrase_model="told", progress=False)
         assert len(typed) == len(untyped)
@@ -223,7 +225,7 @@ def test_typing_sets_kind_and_score_and_keeps_candidates_without_a_record(monkey
 
 def test_a_missing_model_stops_before_any_comparison(tables, tmp_path, monkeypatch):
     prefixes, suffixes = tables
-    monkeypatch.setattr(stage_module, "Comparer", lambda settings: pytest.fail("the work has started"))
+    monkeypatch.setattr(detect_matches, "Comparer", lambda settings: pytest.fail("the work has started"))
     with pytest.raises(DetectorError, match="entity_model"):
         find_matches(
             find_candidates(prefixes, suffixes), prefixes, suffixes, AlignmentSettings(), str(tmp_path), "no_such_model"

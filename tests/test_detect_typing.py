@@ -18,8 +18,15 @@ from fedmem.detect import (
     find_matches,
     type_candidates,
 )
-from fedmem.detect.paraphrase import identical, judge_sentences, same_entities, sentence_pairs_of
-from fedmem.detect.paraphrase_models import EntityFinder, PairClassifier, _chunks
+from fedmem.detect.paraphrase import (
+    EntityFinder,
+    PairClassifier,
+    _chunks,
+    identical,
+    judge_sentences,
+    same_entities,
+    sentence_pairs_of,
+)
 
 PUBLIC = Path(__file__).parent / "data"
 

@@ -25,11 +25,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmem import runs
 from fedmem.detect import find_candidates, find_matches, retrieval_record
-from fedmem.elastic import Connection, Elastic, ElasticError, Patience
-from fedmem.elastic_leftovers import ALIAS, NAME, leftovers, remove
-from fedmem.retrieval import BM25Index, stop_words, tokens
+from fedmem.results.stage import finished_stages
+from fedmem.retrieval.bm25 import BM25Index
+from fedmem.retrieval.elasticsearch.engine import Elastic
+from fedmem.retrieval.elasticsearch.orphaned_indices import ALIAS, NAME, leftovers, remove
+from fedmem.retrieval.elasticsearch.server import Connection, ElasticError, Patience
+from fedmem.retrieval.tokens import stop_words, tokens
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = json.loads((Path(__file__).parent / "data" / "lucene_bm25.json").read_text("utf-8"))
@@ -325,7 +327,8 @@ def test_foreign_indices_are_untouched(engine):  # B56
 
 KEEP_AN_INDEX = """
 import sys, time
-from fedmem.elastic import Connection, Elastic
+from fedmem.retrieval.elasticsearch.engine import Elastic
+from fedmem.retrieval.elasticsearch.server import Connection
 with Elastic(Connection.from_environment(), run=sys.argv[1]).index(["fever"], "0-member"):
     print("there", flush=True)
     time.sleep(120)
@@ -337,7 +340,7 @@ def test_a_killed_runs_index_is_listed_and_removed_by_name(engine, connection):
     environment.setdefault("FEDMEM_ES_URL", connection.url)
 
     def command(*arguments):
-        line = [sys.executable, "-m", "fedmem.cli", "elasticsearch", *arguments]
+        line = [sys.executable, "-m", "fedmem.cli.main", "elasticsearch", *arguments]
         return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
 
     process = subprocess.Popen(
@@ -399,7 +402,7 @@ def test_a_run_on_the_server_matches_the_embedded_one_and_writes_no_secret(conne
 
     def run(**environment):
         settings = os.environ | {"PYTHONPATH": str(REPOSITORY), "FEDMEM_RESULTS": str(tmp_path / "results")}
-        line = [sys.executable, "-m", "fedmem.cli", "run", str(study), "--cores", "2"]
+        line = [sys.executable, "-m", "fedmem.cli.main", "run", str(study), "--cores", "2"]
         done = subprocess.run(
             line, env=settings | who | environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=600
         )
@@ -425,7 +428,7 @@ def test_a_run_on_the_server_matches_the_embedded_one_and_writes_no_secret(conne
     good = run()  # goes on where the other stopped
     assert good.returncode == 0, good.stderr
     assert leaky() == []
-    detected, generated = (runs.finished(stage, tmp_path / "results")[0] for stage in ("detect", "generate"))
+    detected, generated = (finished_stages(stage, tmp_path / "results")[0] for stage in ("detect", "generate"))
     prefixes, suffixes = generated.table("prefixes"), generated.table("suffixes")
     expected = find_matches(find_candidates(prefixes, suffixes, 10), prefixes, suffixes, progress=False)
     matches = detected.table("matches")

@@ -15,10 +15,14 @@ from pathlib import Path
 import elasticsearch
 import pytest
 
-from fedmem import cli, elastic, elastic_leftovers
-from fedmem.config import DetectConfig
-from fedmem.elastic import Connection, Elastic, ElasticError, Patience
-from fedmem.retrieval import open_engine
+from fedmem.cli import main
+from fedmem.config.stages import DetectConfig
+from fedmem.retrieval.elasticsearch import engine as elasticsearch_engine
+from fedmem.retrieval.elasticsearch import orphaned_indices
+from fedmem.retrieval.elasticsearch.engine import Elastic
+from fedmem.retrieval.elasticsearch.orphaned_indices import NAME
+from fedmem.retrieval.elasticsearch.server import Connection, ElasticError, Patience
+from fedmem.retrieval.engines import open_engine
 
 CLIENT = elasticsearch.__version__[0]
 QUICK = Patience(answer_s=0.5, attempts=4, first_pause_s=0.01, longest_pause_s=0.02)
@@ -133,7 +137,7 @@ def stub():
         assert "*" not in path
         assert "_all" not in path
         if method == "DELETE":
-            assert elastic_leftovers.NAME.fullmatch(path.split("?")[0].strip("/"))
+            assert NAME.fullmatch(path.split("?")[0].strip("/"))
 
 
 def engine(stub, patience=QUICK, **other):
@@ -351,7 +355,7 @@ def test_a_query_with_too_many_clauses_all_the_same(stub):
 
 
 def test_two_bad_texts_of_a_thousand_stop_the_stage_and_are_named(stub, monkeypatch):
-    monkeypatch.setattr(elastic, "_TEXTS_AT_ONCE", 250)
+    monkeypatch.setattr(elasticsearch_engine, "_TEXTS_AT_ONCE", 250)
 
     def fault(number, body):
         ids = [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
@@ -423,13 +427,13 @@ def test_only_what_was_made_here_is_deleted(stub, name):  # B56
 )
 def test_a_leftover_goes_by_its_exact_name_only(stub, name):  # B56
     with pytest.raises(ElasticError, match="this is no name that fedmem gives; `fedmem elasticsearch leftovers`"):
-        elastic_leftovers.remove(engine(stub).server, name)
+        orphaned_indices.remove(engine(stub).server, name)
     assert stub.log == []
 
 
 def test_nothing_to_list_is_an_empty_list_and_no_deletion(stub):
     stub.faults["alias"] = (404, {"error": "alias [fedmem-indices] missing", "status": 404})
-    assert elastic_leftovers.leftovers(engine(stub).server) == []
+    assert orphaned_indices.leftovers(engine(stub).server) == []
     assert requests(stub) == {"alias": 1}
 
 
@@ -481,7 +485,7 @@ def test_a_study_that_names_no_server_stops_before_any_stage(monkeypatch, tmp_pa
     monkeypatch.delenv("FEDMEM_ES_URL", raising=False)
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
     study = Path(__file__).resolve().parent.parent / "params" / "studies" / "demo.yaml"
-    assert cli.main(["run", str(study), "--set", "retriever=elasticsearch"]) == 2
+    assert main.main(["run", str(study), "--set", "retriever=elasticsearch"]) == 2
     assert "retriever: got 'elasticsearch', but FEDMEM_ES_URL is not set" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
 

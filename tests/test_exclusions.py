@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem import detect, exclusions, metrics, synthetic
-from fedmem.counting import MetricsError
-from fedmem.exclusions import EXCLUSIONS, coherence, mark, without
+from fedmem import detect
+from fedmem.analyze import exclusions, ratios
+from fedmem.analyze.counting import MetricsError
+from fedmem.analyze.exclusions import EXCLUSIONS, coherence, mark, without
+from fedmem.corpus import synthetic
 
 CLIENTS, ROWS = 3, 8
 
@@ -151,11 +153,11 @@ def test_several_valid_suffixes_and_other_spaces_count_once_a_client(rows):  # B
     said = same.loc[first, "input"].split(maxsplit=5)[5].replace(" ", "  \n ")
     own = same.loc[second, "row_id"]  # client 1's prompt, and client 0's text comes back, with other spaces
     tables = measure(same, lambda row, suffix: said if row["row_id"] == own else unlike(row, suffix))
-    table = metrics.cells(*tables[:3], suffixes=tables[3]).query("member and counting == 'verbatim'")
+    table = ratios.cells(*tables[:3], suffixes=tables[3]).query("member and counting == 'verbatim'")
     hits = table.set_index(["prefix_client", "suffix_client"])["hits"]
     assert hits[1, 0] == 1
     assert hits.sum() <= 1 + hits[1, 1]
-    kinds = metrics.kinds(*tables[:3], suffixes=tables[3]).query("metric == 'mr_total'")
+    kinds = ratios.kinds(*tables[:3], suffixes=tables[3]).query("metric == 'mr_total'")
     assert (kinds["value"] * kinds["n"]).sum() == pytest.approx(1)  # one continuation, one kind
 
 

@@ -12,11 +12,13 @@ import nbformat
 import pandas as pd
 import pytest
 
-from fedmem import runs, study
-from fedmem.cli import main
-from fedmem.execute import NotebookError, execute
-from fedmem.export import ExportError, export
-from fedmem.scrub import MASK, Scrubber
+from fedmem.cli.main import main
+from fedmem.report.export import MASK, ExportError, Scrubber, export
+from fedmem.results.stage import StageError
+from fedmem.results.work import begin_stage
+from fedmem.study.execute import NotebookError, execute
+from fedmem.study.loading import load_study
+from fedmem.study.plan import write_description
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SECRET = "The patient said that the pain in her left knee began after she fell from a ladder in June."
@@ -80,7 +82,7 @@ def exported(shared, tmp_path_factory):
     study = REPOSITORY / "params" / "studies" / "demo.yaml"
     overrides = [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     environment = os.environ | {"FEDMEM_RESULTS": str(folder / "results"), "FEDMEM_SHOW_TEXT": "1"}
-    command = [sys.executable, "-m", "fedmem.cli"]
+    command = [sys.executable, "-m", "fedmem.cli.main"]
     done = subprocess.run(
         [*command, "run", str(study), *overrides, "--name", "real", "--cores", "1"],
         env=environment, capture_output=True, text=True, timeout=600, cwd=REPOSITORY,
@@ -187,7 +189,7 @@ def test_a_report_is_rebuilt_from_finished_analyses(exported):
     before = {path: path.stat().st_mtime_ns for path in results.glob("[a-z]*/*/manifest.json")}
     report.unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "fedmem.cli", "report", "real"],
+        [sys.executable, "-m", "fedmem.cli.main", "report", "real"],
         env=os.environ | {"FEDMEM_RESULTS": str(results)}, capture_output=True, text=True, timeout=300, cwd=REPOSITORY,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -205,7 +207,7 @@ def test_an_export_overwrites_nothing_and_names_an_unknown_study(exported, monke
     monkeypatch.setenv("FEDMEM_RESULTS", str(results))
     with pytest.raises(ExportError, match="is there already"):
         export("real", folder)
-    with pytest.raises(runs.StageError, match="no study 'reel'"):
+    with pytest.raises(StageError, match="no study 'reel'"):
         export("reel", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -214,7 +216,7 @@ def test_an_export_overwrites_nothing_and_names_an_unknown_study(exported, monke
 def test_an_export_that_finds_something_left_writes_nothing(exported, monkeypatch, tmp_path):
     _, _, results = exported
     monkeypatch.setenv("FEDMEM_RESULTS", str(results))
-    monkeypatch.setattr("fedmem.export._Writer._plain", lambda self, text: text)  # as if scrubbing had failed
+    monkeypatch.setattr("fedmem.report.export._Writer._plain", lambda self, text: text)  # as if scrubbing had failed
     with pytest.raises(ExportError, match="nothing was exported"):
         export("real", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
@@ -232,9 +234,9 @@ def western(tmp_path, monkeypatch):
     corpus = tmp_path / "visits.jsonl"
     corpus.write_bytes("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("cp1252"))
     settings = {"corpus": "file", "corpus_path": str(corpus), "corpus_encoding": "cp1252"}
-    loaded = study.load(REPOSITORY / "params" / "studies" / "own_data.yaml", overrides=settings, name="west")
-    study.write_description(loaded)
-    work = runs.begin(loaded.runs[0].jobs["partition"].config)
+    loaded = load_study(REPOSITORY / "params" / "studies" / "own_data.yaml", overrides=settings, name="west")
+    write_description(loaded)
+    work = begin_stage(loaded.runs[0].jobs["partition"].config)
     work.save_table("rows", pd.DataFrame(rows[:1]).rename(columns={"id": "row_id"}))
     folder = work.publish().folder
     shown = nbformat.v4.new_output("stream", text=f"first\n{undealt}\nlast\n")

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem.extraction import ANYBODY, by_row, extracted, measurable
-from fedmem.settling import settle
+from fedmem.analyze.extracted_text import ANYBODY, by_row, extracted, measurable
+from fedmem.analyze.sample_size import settle
 
 
 @pytest.fixture

@@ -15,18 +15,13 @@ from safetensors.torch import load_file
 from small_federation import federate, final_bytes, settings, weights, whole
 
 import fedmem
-from fedmem import federated
-from fedmem.federated import (
-    POOLED,
-    FederatedError,
-    InProcessGrid,
-    client_datasets,
-    get_arrays,
-    make_client_app,
-    set_arrays,
-)
-from fedmem.flower_grid import ArrayRecord, ConfigRecord, RecordDict
-from fedmem.rounds import by_model, checkpoint_folder
+from fedmem.config.vocabulary import POOLED
+from fedmem.train import federation
+from fedmem.train.checkpoints import by_model, checkpoint_folder
+from fedmem.train.federation import client_datasets, make_client_app
+from fedmem.train.in_process_grid import ArrayRecord, ConfigRecord, FederatedError, InProcessGrid, RecordDict
+from fedmem.train.local_training import train_locally
+from fedmem.train.weights import get_arrays, set_arrays
 
 pytest_plugins = ["small_fixtures"]
 
@@ -116,14 +111,14 @@ def test_a_strategy_of_flower_trains_the_model(name, model, train_sets, tokenize
 def test_the_learning_rate_falls_over_the_whole_run_and_does_not_start_again(
     model, train_sets, tokenizer, tmp_path, monkeypatch
 ):
-    rates, original = [], federated.train_locally
+    rates, original = [], train_locally
 
     def noting(*args, **kwargs):
         result = original(*args, **kwargs)
         rates.append([step.learning_rate for step in result.course])
         return result
 
-    monkeypatch.setattr(federated, "train_locally", noting)
+    monkeypatch.setattr(federation, "train_locally", noting)
     config = settings(schedule="linear", learning_rate=4e-3)  # 2 rounds of 2 steps
     federate(model, {0: train_sets[0]}, config, tmp_path, tokenizer)
     assert [rate for made in rates for rate in made] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
@@ -277,12 +272,12 @@ def test_nothing_floods_the_notebook(model, train_sets, tokenizer, tmp_path, cap
 def test_flower_is_imported_in_one_file_only():
     importing = [path.name for path in Path(fedmem.__file__).parent.rglob("*.py") if re.search(
         r"^\s*(from|import) flwr\b", path.read_text(encoding="utf-8"), re.MULTILINE)]  # fmt: skip
-    assert set(importing) <= {"flower_grid.py", "deployment.py"}  # the latter asks Flower whether telemetry is off
+    assert set(importing) <= {"in_process_grid.py", "nodes.py"}  # the latter asks Flower whether telemetry is off
 
 
 def test_flower_sends_no_telemetry_and_writes_nothing_at_home(tmp_path):
     script = (
-        "import os, fedmem.flower_grid as grid\n"
+        "import os, fedmem.train.in_process_grid as grid\n"
         "from flwr.supercore.utils import get_flwr_home\n"
         "print(os.environ['FLWR_TELEMETRY_ENABLED'], get_flwr_home())\n"
         "grid.InProcessGrid(grid.ClientApp(), range(2))"

@@ -22,10 +22,20 @@ from flwr.app import Error
 from safetensors.numpy import load_file
 from small_federation import federate, whole
 
-from fedmem import adapters, cli, clients, deployment, federated, flower_app, models, runs
-from fedmem.config import ConfigError, PartitionConfig, TrainConfig
-from fedmem.execute import execute
-from fedmem.flower_grid import ConfigRecord, Context, FederatedError, Message, RecordDict
+from fedmem.cli import main
+from fedmem.config.parameter import ConfigError
+from fedmem.config.partition import PartitionConfig
+from fedmem.config.stages import TrainConfig
+from fedmem.models.loading import load_trainable, location
+from fedmem.results.identity import identity_of, notebook_file
+from fedmem.results.stage import Stage, StageError, find_stage, finished_stages
+from fedmem.results.work import begin_stage
+from fedmem.study.execute import execute
+from fedmem.train.federation import client_datasets
+from fedmem.train.in_process_grid import ConfigRecord, Context, FederatedError, InProcessGrid, Message, RecordDict
+from fedmem.train.network import apps, client_folders
+from fedmem.train.network import nodes as network_nodes
+from fedmem.train.network.nodes import ClientGrid
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -55,10 +65,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def dealt(folder) -> runs.Stage:
+def dealt(folder) -> Stage:
     """A finished partition of 3 clients."""
     sizes = {"n_clients": CLIENTS, "train_rows": 4, "test_rows": 1, "heldout_rows": 1}
-    work = runs.begin(PartitionConfig.create(sizes))
+    work = begin_stage(PartitionConfig.create(sizes))
     work.save_table("rows", partition_rows())
     return work.publish()
 
@@ -67,35 +77,35 @@ def dealt(folder) -> runs.Stage:
 
 
 def test_each_client_gets_its_own_rows_and_no_others(dealt, tmp_path, capsys):
-    assert cli.main(["split", str(dealt.folder), str(tmp_path / "out")]) == 0
+    assert main.main(["split", str(dealt.folder), str(tmp_path / "out")]) == 0
     printed, everyone = capsys.readouterr().out, partition_rows()
     for client in range(CLIENTS):
-        own = clients.read_client(tmp_path / "out" / f"client-{client}", client)
+        own = client_folders.read_client(tmp_path / "out" / f"client-{client}", client)
         wanted = everyone[(everyone["client"] == client) & (everyone["split"] != "heldout")]
         assert own.to_dict("list") == wanted[own.columns].to_dict("list")
-        assert clients.rows_digest(own) == clients.rows_digest(everyone[everyone["client"] == client])
+        assert client_folders.rows_digest(own) == client_folders.rows_digest(everyone[everyone["client"] == client])
         assert f"partition-id={client} num-partitions=3" in printed
     assert len(list((tmp_path / "out").rglob("*.parquet"))) == CLIENTS
 
 
 def test_a_split_over_an_older_one_is_refused(dealt, tmp_path, capsys):
     (tmp_path / "client-7").mkdir()
-    assert cli.main(["split", str(dealt.folder), str(tmp_path)]) == 2
+    assert main.main(["split", str(dealt.folder), str(tmp_path)]) == 2
     assert "client-7 is there already" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_client_is_refused(dealt, tmp_path):
-    clients.split_clients(dealt, tmp_path)
-    with pytest.raises(runs.StageError, match=r"rows of clients \[1\]; this node is client 2"):
-        clients.read_client(tmp_path / "client-1", 2)
-    with pytest.raises(runs.StageError, match=r"there is no .*rows.parquet"):
-        clients.read_client(tmp_path, 0)
+    client_folders.split_clients(dealt, tmp_path)
+    with pytest.raises(StageError, match=r"rows of clients \[1\]; this node is client 2"):
+        client_folders.read_client(tmp_path / "client-1", 2)
+    with pytest.raises(StageError, match=r"there is no .*rows.parquet"):
+        client_folders.read_client(tmp_path, 0)
 
 
 def test_one_changed_word_changes_the_digest():
     rows = partition_rows()
     changed = rows.assign(input=rows["input"].str.replace("patient 0 ", "patient 1 "))
-    assert clients.rows_digest(rows) != clients.rows_digest(changed)
+    assert client_folders.rows_digest(rows) != client_folders.rows_digest(changed)
 
 
 # --- parameters
@@ -104,7 +114,7 @@ def test_one_changed_word_changes_the_digest():
 def test_parameters_are_yaml_or_a_yaml_file(tmp_path):
     (tmp_path / "p.yaml").write_text("rounds: 3\nlearning_rate: 1e-3\n")
     for text in ("{rounds: 3, learning_rate: 1e-3}", str(tmp_path / "p.yaml")):
-        config = flower_app.read_parameters(text)
+        config = apps.read_parameters(text)
         assert (config.rounds, config.learning_rate) == (3, 1e-3)
     for text, message in {
         "3": "a mapping",
@@ -112,17 +122,17 @@ def test_parameters_are_yaml_or_a_yaml_file(tmp_path):
         "{algorithm: central}": "notebook 2",
     }.items():
         with pytest.raises(ConfigError, match=message):
-            flower_app.read_parameters(text)
+            apps.read_parameters(text)
 
 
 # --- the server's side, with nodes played by this process
 
 
-class Wire(federated.InProcessGrid):
+class Wire(InProcessGrid):
     """A SuperLink as the server sees it: nodes under any ids, answers in any order, exceptions as Flower sends them."""
 
     def __init__(self, configs: dict[int, dict], silent: tuple[int, ...] = ()):
-        super().__init__(flower_app.client_app, configs)
+        super().__init__(apps.client_app, configs)
         for node, config in configs.items():
             self.contexts[node].node_config = dict(config)
         self.silent = silent
@@ -148,23 +158,23 @@ class Wire(federated.InProcessGrid):
 @pytest.fixture
 def machines(dealt, tmp_path, monkeypatch) -> dict[int, dict]:
     """{node id: its configuration}; ids fall while clients rise, so that the two orders differ."""
-    monkeypatch.setattr(deployment, "POLL_SECONDS", 0.01)
-    split = clients.split_clients(dealt, tmp_path / "split")
+    monkeypatch.setattr(network_nodes, "POLL_SECONDS", 0.01)
+    split = client_folders.split_clients(dealt, tmp_path / "split")
     return {
         900 - client: {"partition-id": client, "num-partitions": CLIENTS, "data": str(path)}
         for client, path in enumerate(split)
     }
 
 
-def serve(wire: Wire, dealt: runs.Stage, parameters: str = PARAMETERS, **settings) -> None:
+def serve(wire: Wire, dealt: Stage, parameters: str = PARAMETERS, **settings) -> None:
     given = {"partition": str(dealt.folder), "parameters": parameters, "wait_seconds": 0.3, "round_seconds": 0.3}
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=given | settings)
-    flower_app.server_app(wire, context)
+    apps.server_app(wire, context)
 
 
-def published(parameters: str, dealt: runs.Stage) -> bool:
-    identity = runs.identity(flower_app.read_parameters(parameters), dealt.identity)
-    return any(stage.identity == identity for stage in runs.finished("train"))
+def published(parameters: str, dealt: Stage) -> bool:
+    identity = identity_of(apps.read_parameters(parameters), dealt.identity)
+    return any(stage.identity == identity for stage in finished_stages("train"))
 
 
 SMALL = "rounds: 2, local_epochs: 1, batch_size: 2, utility_rows: 0, perplexity_rows: 1"
@@ -181,10 +191,10 @@ SMALL = "rounds: 2, local_epochs: 1, batch_size: 2, utility_rows: 0, perplexity_
 )
 def test_nodes_give_the_in_process_runs_bytes(machines, dealt, tmp_path, parameters):
     serve(Wire(machines), dealt, parameters)
-    stage, rows = runs.find("train"), partition_rows()
+    stage, rows = find_stage("train"), partition_rows()
     config = stage.config
-    model, tokenizer = adapters.load_trainable(config)
-    sets = [federated.client_datasets(rows, tokenizer, config, split=split) for split in ("train", "test")]
+    model, tokenizer = load_trainable(config)
+    sets = [client_datasets(rows, tokenizer, config, split=split) for split in ("train", "test")]
     history = federate(model, sets[0], config, tmp_path / "rounds", tokenizer, sets[1])
     assert whole(stage.path("checkpoints")) == whole(tmp_path / "rounds")
     pd.testing.assert_frame_equal(stage.table("curves"), history.curves())
@@ -242,12 +252,12 @@ def test_rows_that_are_not_the_partitions_are_refused(machines, dealt):
 
 
 def test_other_code_and_another_model_are_refused(machines, dealt, monkeypatch, tmp_path):
-    shutil.copytree(models.location("tiny-qwen2"), tmp_path / "other")
+    shutil.copytree(location("tiny-qwen2"), tmp_path / "other")
     (tmp_path / "other" / "more.json").write_text("{}")
     with pytest.raises(FederatedError, match=r"client 1: its model is .*, the server's"):
         serve(Wire(machines | {899: machines[899] | {"model": str(tmp_path / "other")}}), dealt)
     digests = iter(["the server's", *["a node's"] * CLIENTS])
-    monkeypatch.setattr(flower_app, "package_digest", lambda: next(digests))
+    monkeypatch.setattr(apps, "package_digest", lambda: next(digests))
     with pytest.raises(FederatedError, match="its code is a node's, the server's the server's"):
         serve(Wire(machines), dealt)
 
@@ -268,7 +278,7 @@ def test_a_client_that_fails_in_a_round_ends_the_run_with_its_traceback(machines
 
 def asked(wire: Wire, content: RecordDict):
     """The answers of all clients to one message each, waited for as long as 0.1 s."""
-    grid = deployment.ClientGrid(wire, {0: 900, 1: 899, 2: 898}, "{}", seconds=0.1)
+    grid = ClientGrid(wire, {0: 900, 1: 899, 2: 898}, "{}", seconds=0.1)
     return grid.send_and_receive([Message(content, client, "train") for client in range(CLIENTS)])
 
 
@@ -375,7 +385,7 @@ class Federation:
 @pytest.fixture(scope="module")
 def federation(folder, dealt):
     """SuperLink and three nodes, up before the first test and ended after the last one."""
-    split = clients.split_clients(dealt, folder / "split")
+    split = client_folders.split_clients(dealt, folder / "split")
     nodes = [path.rename(folder / f"machine-{client}") for client, path in enumerate(split)]
     federation = Federation(folder, nodes)
     try:
@@ -389,23 +399,23 @@ def federation(folder, dealt):
 
 
 @pytest.fixture(scope="module")
-def in_process(folder, dealt) -> runs.Stage:
+def in_process(folder, dealt) -> Stage:
     """The same training by notebook 2, in results of its own."""
     results = folder / "in-process"
     shutil.copytree(folder / "results" / "partition", results / "partition")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDMEM_RESULTS", str(results))
-        values = flower_app.read_parameters(PARAMETERS).model_dump()
+        values = apps.read_parameters(PARAMETERS).model_dump()
         shown = {name: values.pop(name) for name in TrainConfig.shown}
-        execute(runs.notebook_file("train"), folder / "2_train.ipynb", shown | {"options": values})
-        return runs.find("train")
+        execute(notebook_file("train"), folder / "2_train.ipynb", shown | {"options": values})
+        return find_stage("train")
 
 
 @pytest.mark.notebooks
 def test_a_real_federation_gives_the_in_process_runs_weights(federation, in_process):
     status, shown = federation.run(PARAMETERS)
     assert status == "finished:completed", shown
-    stage = runs.find("train")
+    stage = find_stage("train")
     assert f"published results/train/{stage.folder.name}" in shown
     assert all(f"round {i}: client {client} has answered" in shown for i in (1, 2) for client in range(CLIENTS))
     assert (stage.folder.name, stage.identity) == (in_process.folder.name, in_process.identity)

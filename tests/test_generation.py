@@ -16,18 +16,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from fedmem import models
-from fedmem.corpora import load_corpus
-from fedmem.decoding import Decoding, DecodingError, Draw, splitmix64
-from fedmem.generation import (
-    GenerationError,
-    continue_prefixes,
-    lengths,
-    measurable,
-    sample,
-    split_inputs,
-    stop_ids,
-)
+from fedmem.corpus.loading import load_corpus
+from fedmem.generate.continuations import continue_prefixes
+from fedmem.generate.probes import GenerationError, lengths, measurable, sample, split_inputs
+from fedmem.models.decoding import Decoding, DecodingError, Draw, splitmix64
+from fedmem.models.examples import encode, template_start
+from fedmem.models.text_generation import stop_ids
 
 TEXT = [
     "The patient reports a dull pain in the left shoulder, and no fever since Monday.",
@@ -113,8 +107,8 @@ def test_prompt_ids_are_the_training_ids(request, kind, prefix_tokens):
     tokenizer = request.getfixturevalue(kind)
     rows = frame(*TEXT, "\n \nIt starts with two line breaks, as notes do, and it ends in spaces.  ")
     texts = split_inputs(rows, tokenizer, prefix_tokens, prefix_tokens + 1)
-    examples = models.encode(tokenizer, rows, max_tokens=512)
-    n_start = len(ids_of(tokenizer, models.template_start(tokenizer)))
+    examples = encode(tokenizer, rows, max_tokens=512)
+    n_start = len(ids_of(tokenizer, template_start(tokenizer)))
     for line, example in zip(texts.to_dict("records"), examples, strict=True):
         assert line["prompt_ids"] == example["input_ids"][: n_start + prefix_tokens]
         assert line["prefix"] + line["suffix"] == line["input"]
@@ -191,7 +185,7 @@ def test_real_texts(shared, task, chat):
     rows = rows.rename(columns={"id": "row_id"}).assign(client=0, split="train")
     texts = split_inputs(rows, chat, 30)
     assert (texts["prefix"] + texts["suffix"] == texts["input"]).all()
-    for line, example in zip(texts.to_dict("records"), models.encode(chat, rows, 4096), strict=True):
+    for line, example in zip(texts.to_dict("records"), encode(chat, rows, 4096), strict=True):
         assert line["prompt_ids"] == example["input_ids"][: len(line["prompt_ids"])]
 
 

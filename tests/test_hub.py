@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedmem import hub
-from fedmem.columns import RULES, CorpusError, parsed_columns
-from fedmem.config import PartitionConfig
-from fedmem.corpora import load_corpus
+from fedmem.config.partition import PartitionConfig
+from fedmem.corpus import loading
+from fedmem.corpus.columns import RULES, CorpusError, parsed_columns
+from fedmem.corpus.loading import HubSource, load_corpus
 
 TASKS = Path(__file__).resolve().parent.parent / "params" / "tasks"
 WITH_ABSTRACTS = {"id": "abstract_id + sentence_id"}
@@ -130,19 +130,19 @@ def test_numbers_without_names_are_refused(tmp_path):
 def test_a_data_set_made_by_a_script_is_refused(tmp_path):
     (tmp_path / "pubmed_qa").mkdir()
     (tmp_path / "pubmed_qa/pubmed_qa.py").write_text("raise SystemExit('this code must never run')\n")
-    source = hub.HubSource(str(tmp_path / "pubmed_qa"))
+    source = HubSource(str(tmp_path / "pubmed_qa"))
     with pytest.raises(CorpusError, match="made by a script are not run") as caught:
-        list(hub.records(source, parsed_columns({"input": "text"}), None, 0))
+        list(loading.records(source, parsed_columns({"input": "text"}), None, 0))
     assert "pubmed_qa" in str(caught.value)
 
 
 def test_without_a_network_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    source = hub.HubSource("somebody/something", revision="abc")
+    source = HubSource("somebody/something", revision="abc")
     with pytest.raises(
         CorpusError, match=r"somebody/something \(train, revision abc\): cannot be loaded .*corpus_path"
     ):
-        list(hub.records(source, parsed_columns({"input": "text"}), None, 0))
+        list(loading.records(source, parsed_columns({"input": "text"}), None, 0))
 
 
 @pytest.mark.parametrize("text", ["", "a + ", "a | shout", "a |", " or b"])

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from fedmem.idle_imports import without
+from fedmem.machine.idle_imports import without
 
 
 def test_a_module_is_missing_inside_and_there_afterwards():

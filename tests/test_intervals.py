@@ -13,7 +13,7 @@ from scipy.stats import binom
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from statsmodels.stats.proportion import proportion_confint
 
-from fedmem.intervals import (
+from fedmem.analyze.intervals import (
     effective_prefixes,
     holm,
     independent_difference,

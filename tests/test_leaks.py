@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from fedmem import leaks
+from fedmem.analyze import leaks_page
 
 EVIL = '<script>alert("x")</script> & <b>bold</b> text of a patient'
 
@@ -45,14 +45,14 @@ class Parsed(HTMLParser):
 
 
 def test_worst_comes_first(tables):
-    page = Parsed(leaks.page(*tables, show=True))
+    page = Parsed(leaks_page.page(*tables, show=True))
     captions = re.findall(r"(verbatim|idea|no record), (\d+) characters", " ".join(page.text))
     assert captions == [("verbatim", "61"), ("verbatim", "60"), ("idea", "60"), ("no record", "5")]
-    assert leaks.page(*tables, show=True, n=1).count("<article") == 1
+    assert leaks_page.page(*tables, show=True, n=1).count("<article") == 1
 
 
 def test_filters_are_buttons_that_the_style_sheet_reads(tables):
-    text = leaks.page(*tables, show=True)
+    text = leaks_page.page(*tables, show=True)
     page = Parsed(text)
     assert page.tags.count("script") == 0
     assert not re.search(r"""\s(?:src|href|on\w+)\s*=""", text)
@@ -66,11 +66,11 @@ def test_filters_are_buttons_that_the_style_sheet_reads(tables):
 
 
 def test_text_is_escaped_or_masked(tables):
-    shown = leaks.page(*tables, show=True, title="<i>Leaks</i>")
+    shown = leaks_page.page(*tables, show=True, title="<i>Leaks</i>")
     assert EVIL not in shown
     assert "&lt;script&gt;" in shown
     assert "<i>" not in shown
-    hidden = leaks.page(*tables, show=False)
+    hidden = leaks_page.page(*tables, show=False)
     for word in ("patient", "bold", "alert", "said", "yyy"):
         assert word not in hidden
     assert "Text is masked" in hidden
@@ -79,16 +79,16 @@ def test_text_is_escaped_or_masked(tables):
 
 def test_without_matches_the_page_says_so(tables):
     matches, prefixes, suffixes = tables
-    assert "Nothing matched." in leaks.page(matches.iloc[:0], prefixes, suffixes, show=True)
-    assert "Nothing matched." in leaks.worst(matches.iloc[:0], prefixes, suffixes, show=True).markup
+    assert "Nothing matched." in leaks_page.page(matches.iloc[:0], prefixes, suffixes, show=True)
+    assert "Nothing matched." in leaks_page.worst(matches.iloc[:0], prefixes, suffixes, show=True).markup
 
 
 def test_where_nothing_was_trained_matches_are_called_chance(tables):
-    text = leaks.page(*tables, show=True, untrained=leaks.untrained("none", "synthetic"))
+    text = leaks_page.page(*tables, show=True, untrained=leaks_page.untrained("none", "synthetic"))
     assert "leaked" not in text
     assert "<h1>What matched, side by side</h1>" in text
     assert "nothing was learnt from these texts, and these matches are chance." in text
-    assert "unless the model had met the texts before, as an audited one has" in leaks.untrained("none", "file")
-    trained = leaks.page(*tables, show=True, untrained=leaks.untrained("fedavg", "synthetic"))
+    assert "unless the model had met the texts before, as an audited one has" in leaks_page.untrained("none", "file")
+    trained = leaks_page.page(*tables, show=True, untrained=leaks_page.untrained("fedavg", "synthetic"))
     assert "<h1>What leaked, side by side</h1>" in trained
     assert "chance" not in trained

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 from statsmodels.stats.proportion import proportion_confint
 
-from fedmem import metrics
-from fedmem.intervals import tango
-from fedmem.metrics import MetricsError, memorization
+from fedmem.analyze import ratios
+from fedmem.analyze.counting import MetricsError
+from fedmem.analyze.intervals import tango
+from fedmem.analyze.ratios import CELLS, EXCESS, SUMMARY, memorization
 
 NAN = float("nan")
 
@@ -156,8 +157,8 @@ def test_prefix_ids_need_only_be_unique_within_a_client():
 
 
 def test_cells_hold_the_matrix_with_wilson_intervals(three):
-    table = metrics.cells(*three, confidence=0.9)
-    assert list(table.columns) == metrics.CELLS
+    table = ratios.cells(*three, confidence=0.9)
+    assert list(table.columns) == CELLS
     assert len(table) == 2 * 3 * 9
     cell = table.query("prefix_client == 0 and suffix_client == 1 and member and counting == 'paper'").iloc[0]
     assert (cell["n"], cell["hits"], cell["ratio"]) == (4, 1, 0.25)
@@ -172,15 +173,15 @@ def test_cells_hold_the_matrix_with_wilson_intervals(three):
 
 
 def test_cells_are_nan_where_strict_is_undefined():
-    table = metrics.cells(*frames([2], [1], [(0, 0, 0, "paraphrase")]))
+    table = ratios.cells(*frames([2], [1], [(0, 0, 0, "paraphrase")]))
     strict = table.query("member and counting == 'strict'")
     assert strict[["hits", "ratio", "low", "high"]].isna().all(axis=None)
     assert strict["n"].tolist() == [2]
 
 
 def test_summary_and_its_record(three):
-    table = metrics.summary(*three)
-    assert list(table.columns) == metrics.SUMMARY
+    table = ratios.summary(*three)
+    assert list(table.columns) == SUMMARY
     assert set(table["metric"]) == {
         f"{a}_{b}" for a in ("mr", "control", "excess") for b in ("intra", "inter", "total")
     }
@@ -190,13 +191,13 @@ def test_summary_and_its_record(three):
     assert values["control_total", "verbatim"] == memorization(*three, counting="verbatim", member=False).total
     assert (table["low"].le(table["value"]) & table["value"].le(table["high"])).all()
     assert table["high"].gt(0).all()  # 0 hits do not mean 0 risk
-    record = metrics.as_record(metrics.summary(*frames([2], [5], [(0, 0, 0, "idea")])))
+    record = ratios.as_record(ratios.summary(*frames([2], [5], [(0, 0, 0, "idea")])))
     assert record["mr_intra_paper"] == 0.5
     assert record["mr_inter_paper"] is None
 
 
 def test_excess_is_what_members_have_more_than_the_control(three):
-    table = metrics.summary(*three).set_index(["metric", "counting"])
+    table = ratios.summary(*three).set_index(["metric", "counting"])
     # intra: 0.6·(2/4 − 0) + 0.3·(2/2 − 0) + 0.1·(0 − 1/5); total: (5 − 1)/11, as 2-0 hits the control alone
     assert table.loc[("excess_intra", "paper"), "value"] == pytest.approx(0.58)
     assert table.loc[("excess_total", "paper"), "value"] == pytest.approx(4 / 11)
@@ -209,29 +210,29 @@ def test_excess_is_what_members_have_more_than_the_control(three):
 def test_excess_of_cells_counts_prefixes_that_differ():
     # client 0: prefixes 0, 1, 2 hit members of client 1, 2 and 3 its held-out ones: 2 against 1 of 5
     found = [(0, i, 1, "idea") for i in (0, 1, 2)] + [(0, i, 1, "verbatim", False) for i in (2, 3)]
-    table = metrics.excess(*frames([5, 0], [1, 1], found))
-    assert list(table.columns) == metrics.EXCESS
+    table = ratios.excess(*frames([5, 0], [1, 1], found))
+    assert list(table.columns) == EXCESS
     cell = table.query("counting == 'paper' and prefix_client == 0 and suffix_client == 1").iloc[0]
     assert (cell["n"], cell["only_member"], cell["only_control"]) == (5, 2, 1)
     assert cell["excess"] == pytest.approx(0.2)
     assert (cell["low"], cell["high"]) == pytest.approx([float(bound) for bound in tango(2, 1, 5)])
     assert cell["p_value"] == pytest.approx(1)  # two heads of three, either way
     assert table.query("prefix_client == 1")[["excess", "low", "p_value"]].isna().all(axis=None)
-    untyped = metrics.excess(*frames([5], [1], [(0, 0, 0, "paraphrase", False)]))
+    untyped = ratios.excess(*frames([5], [1], [(0, 0, 0, "paraphrase", False)]))
     assert untyped.query("counting == 'strict'")["excess"].isna().all()
     assert untyped.query("counting == 'paper'")["excess"].tolist() == [-0.2]
 
 
 def test_holm_is_over_the_cells_of_one_counting():
     found = [(j, i, 0, "verbatim") for j in range(2) for i in range(10)]
-    table = metrics.excess(*frames([10, 10], [1, 1], found)).query("counting == 'verbatim'")
+    table = ratios.excess(*frames([10, 10], [1, 1], found)).query("counting == 'verbatim'")
     # ten of ten, either way: 2/2¹⁰, twice; the other two cells are 1: ·4 for the first, ·3 for the second, never less
     assert table["p_value"].tolist() == pytest.approx([2 / 1024, 1, 2 / 1024, 1])
     assert table["p_holm"].tolist() == pytest.approx([8 / 1024, 1, 8 / 1024, 1])
 
 
 def test_a_prefix_counts_once_as_its_first_kind(three):
-    table = metrics.kinds(*three).set_index(["metric", "kind"])["value"]
+    table = ratios.kinds(*three).set_index(["metric", "kind"])["value"]
     # own client: 0-0 verbatim (and paraphrase_low), 0-1 idea, 1-0 verbatim, 1-1 paraphrase_high
     assert table["mr_intra"].to_dict() == pytest.approx(
         {
@@ -246,16 +247,16 @@ def test_a_prefix_counts_once_as_its_first_kind(three):
     assert table["mr_total"].to_dict() == pytest.approx(
         {"verbatim": 2 / 11, "paraphrase_high": 2 / 11, "paraphrase_low": 0, "paraphrase": 0, "idea": 1 / 11}
     )
-    paper = metrics.summary(*three).query("counting == 'paper'").set_index("metric")["value"]
+    paper = ratios.summary(*three).query("counting == 'paper'").set_index("metric")["value"]
     for metric in ("mr_intra", "mr_inter", "mr_total", "control_intra", "control_inter", "control_total"):
         assert table[metric].sum() == pytest.approx(paper[metric])
-    assert metrics.kinds(*frames([1, 0], [1, 1], []))["value"].isna().sum() == 20  # 0/0 of intra and inter
+    assert ratios.kinds(*frames([1, 0], [1, 1], []))["value"].isna().sum() == 20  # 0/0 of intra and inter
 
 
 def test_tables_do_not_depend_on_the_order_of_the_rows(three):
     shuffled = [table.sample(frac=1, random_state=1) for table in three]
-    pd.testing.assert_frame_equal(metrics.cells(*three), metrics.cells(*shuffled))
-    pd.testing.assert_frame_equal(metrics.summary(*three), metrics.summary(*shuffled))
+    pd.testing.assert_frame_equal(ratios.cells(*three), ratios.cells(*shuffled))
+    pd.testing.assert_frame_equal(ratios.summary(*three), ratios.summary(*shuffled))
 
 
 @pytest.mark.parametrize(
@@ -279,11 +280,11 @@ def test_clear_errors(three, change, message):
 
 
 def test_clear_error_for_countings_and_confidence(three):
-    for compute in (memorization, lambda *tables, counting: metrics.cells(*tables, countings=[counting])):
+    for compute in (memorization, lambda *tables, counting: ratios.cells(*tables, countings=[counting])):
         with pytest.raises(MetricsError, match="counting = 'loose': allowed are paper, strict, verbatim"):
             compute(*three, counting="loose")
     with pytest.raises(ValueError, match="confidence = 95"):
-        metrics.cells(*three, confidence=95)
+        ratios.cells(*three, confidence=95)
     with pytest.raises(MetricsError, match="column score, identical_sentence is missing"):
         memorization(three[0].drop(columns=["score", "identical_sentence"]), *three[1:], counting="strict")
 
@@ -306,5 +307,5 @@ def test_large_tables_are_quick():
     )
     clients = pd.DataFrame({"client": range(n_clients), "n_train": 1})
     start = time.perf_counter()
-    assert len(metrics.cells(matches, prefixes, clients)) == 6 * n_clients**2
+    assert len(ratios.cells(matches, prefixes, clients)) == 6 * n_clients**2
     assert time.perf_counter() - start < 20

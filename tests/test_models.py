@@ -11,20 +11,26 @@ import torch
 from safetensors.torch import save
 from transformers import AutoTokenizer, GPT2Config
 
-from fedmem import model_config, models, presets
-from fedmem.config import ConfigError
-from fedmem.models import ModelError
-from fedmem.synthetic import make_corpus
+from fedmem.config.parameter import ConfigError
+from fedmem.corpus.synthetic import make_corpus
+from fedmem.models import config_files
+from fedmem.models.adapters import cast
+from fedmem.models.config_files import ModelError
+from fedmem.models.examples import encode, pad_batch, render, template_start
+from fedmem.models.loading import AutoModelForCausalLM, load_model, load_tokenizer, location
+from fedmem.models.presets import pretraining
+from fedmem.models.presets.pretraining import CHAT_TEMPLATE
+from fedmem.models.presets.recipes import Recipe
 
 ROW = {"input": "The knee hurts.", "instruction": "Answer.", "output": "Rest it."}
-SMALL = presets.Recipe(hidden_size=32, layers=1, heads=2, intermediate_size=32, vocabulary=600, tokenizer_rows=200)
+SMALL = Recipe(hidden_size=32, layers=1, heads=2, intermediate_size=32, vocabulary=600, tokenizer_rows=200)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with a small random Qwen2 model and its tokenizer."""
     target = tmp_path_factory.mktemp("model")
-    model, tokenizer = presets.random_model(3, SMALL)
+    model, tokenizer = pretraining.random_model(3, SMALL)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     return target
@@ -32,7 +38,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def tokenizer(folder):
-    return models.load_tokenizer(str(folder))
+    return load_tokenizer(str(folder))
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ def plain(folder):
 
 
 def test_a_folder_loads_in_float32_for_evaluation(folder):
-    model, tokenizer = models.load(str(folder), device="cpu")
+    model, tokenizer = load_model(str(folder), device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert not model.training
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
@@ -53,33 +59,33 @@ def test_a_folder_loads_in_float32_for_evaluation(folder):
 
 
 def test_a_checkpoint_gives_its_own_weights_and_the_models_tokenizer(folder, tmp_path):
-    other, _ = presets.random_model(4, SMALL)
+    other, _ = pretraining.random_model(4, SMALL)
     other.save_pretrained(tmp_path)  # no tokenizer beside it
-    model, tokenizer = models.load(str(folder), device="cpu", checkpoint=tmp_path)
+    model, tokenizer = load_model(str(folder), device="cpu", checkpoint=tmp_path)
     assert torch.equal(model.model.norm.weight, other.model.norm.weight)
     assert torch.equal(model.lm_head.weight, other.lm_head.weight)
-    assert tokenizer.chat_template == presets.CHAT_TEMPLATE
+    assert tokenizer.chat_template == CHAT_TEMPLATE
 
 
 def test_names_become_places(folder):
-    assert models.location(str(folder)) == str(folder)
-    assert models.location("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+    assert location(str(folder)) == str(folder)
+    assert location("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
 
 
 def test_wrong_names_are_refused(folder, tmp_path):
     with pytest.raises(ModelError, match="tiny-qwen2"):
-        models.location("tiny-qwen3")
+        location("tiny-qwen3")
     with pytest.raises(ModelError, match="owner/name"):
-        models.location("./no/such/folder")
+        location("./no/such/folder")
     with pytest.raises(ModelError, match=r"no config\.json"):
-        models.location(str(tmp_path))
+        location(str(tmp_path))
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises(ModelError, match=r"no tokenizer .* tokenizer\.json"):
-        models.load(str(tmp_path))
+        load_model(str(tmp_path))
     with pytest.raises(ModelError, match="'auto', 'cpu' and 'cuda'"):
-        models.load(str(folder), device="gpu")
+        load_model(str(folder), device="gpu")
     with pytest.raises(ModelError, match="checkpoint"):
-        models.load(str(folder), checkpoint=tmp_path / "nothing")
+        load_model(str(folder), checkpoint=tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("content", ["{}", "{", "[]", '{"model": {}}'])
@@ -87,19 +93,19 @@ def test_a_tokenizer_that_cannot_be_read_names_model_and_file(folder, tmp_path, 
     shutil.copytree(folder, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text(content)
     with pytest.raises(ModelError, match=r"model '.*/model': cannot load its tokenizer \(tokenizer\.json"):
-        models.load_tokenizer(str(tmp_path / "model"))
+        load_tokenizer(str(tmp_path / "model"))
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ raise_exception('No users here') }}", "{{ 1 + 'a' }}"])
 def test_a_chat_template_that_fails_names_model_and_file(folder, tmp_path, template):
     shutil.copytree(folder, tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text(template)
-    tokenizer = models.load_tokenizer(str(tmp_path / "model"))
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
     said = r"model '.*/model': its chat template \(chat_template\.jinja\) fails for a conversation of user \("
     with pytest.raises(ModelError, match=said):
-        models.render(tokenizer, ROW)
+        render(tokenizer, ROW)
     with pytest.raises(ModelError, match=said):
-        models.template_start(tokenizer)
+        template_start(tokenizer)
 
 
 def test_a_hub_model_comes_without_its_authors_code_or_pickles(monkeypatch):
@@ -109,23 +115,23 @@ def test_a_hub_model_comes_without_its_authors_code_or_pickles(monkeypatch):
         asked.update(settings, where=where)
         raise OSError("no network")
 
-    monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
     with pytest.raises(ModelError, match="no network"):
-        models.load("Qwen/Qwen2.5-0.5B", device="cpu")
+        load_model("Qwen/Qwen2.5-0.5B", device="cpu")
     assert (asked["where"], asked["trust_remote_code"], asked["use_safetensors"]) == ("Qwen/Qwen2.5-0.5B", False, True)
 
 
 def test_pickled_weights_are_refused(folder, tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    torch.save(presets.random_model(3, SMALL)[0].state_dict(), tmp_path / "pytorch_model.bin")
+    torch.save(pretraining.random_model(3, SMALL)[0].state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pickled \(pytorch_model\.bin\), .* with save_pretrained"):
-        models.load(str(tmp_path), device="cpu")
+        load_model(str(tmp_path), device="cpu")
 
 
 def test_broken_weights_are_refused(folder, tmp_path):
     whole = (folder / "model.safetensors").read_bytes()
-    other = presets.random_model(3, SMALL)[0].state_dict()
+    other = pretraining.random_model(3, SMALL)[0].state_dict()
     broken = {
         "cannot be loaded": whole[: len(whole) // 2],  # as a full disk leaves it
         "cannot be loaded:? ": b"\xff" * 64,
@@ -138,9 +144,9 @@ def test_broken_weights_are_refused(folder, tmp_path):
         shutil.copytree(folder, target)
         (target / "model.safetensors").write_bytes(content)
         with pytest.raises(ModelError, match=message):
-            models.load(str(target), device="cpu")
+            load_model(str(target), device="cpu")
         with pytest.raises(ModelError, match=message):
-            models.load(str(folder), device="cpu", checkpoint=target)
+            load_model(str(folder), device="cpu", checkpoint=target)
 
 
 def test_a_broken_configuration_is_refused(folder, tmp_path):
@@ -148,117 +154,117 @@ def test_a_broken_configuration_is_refused(folder, tmp_path):
     for content in ("{", "[1]", "{}", '{"model_type": "no-such-type"}', '{"model_type": "qwen2", "hidden_size": [1]}'):
         (tmp_path / "model" / "config.json").write_text(content)
         with pytest.raises(ModelError, match="cannot be loaded"):
-            models.load(str(tmp_path / "model"), device="cpu")
+            load_model(str(tmp_path / "model"), device="cpu")
     (tmp_path / "model" / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="not JSON"):
-        model_config.read_config(str(tmp_path / "model"))
+        config_files.read_config(str(tmp_path / "model"))
     with pytest.raises(ConfigError, match="max_position_embeddings of the model: got 'many'; allowed is a whole"):
-        model_config.context_tokens({"max_position_embeddings": "many"})
+        config_files.context_tokens({"max_position_embeddings": "many"})
 
 
 def test_precision_is_that_of_the_weights_and_of_nothing_else(folder):
-    model, _ = models.load(str(folder), device="cpu", precision="bf16")
+    model, _ = load_model(str(folder), device="cpu", precision="bf16")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    whole, _ = models.load(str(folder), device="cpu")
-    rounded = dict(models.cast(whole, torch.bfloat16).named_buffers())
+    whole, _ = load_model(str(folder), device="cpu")
+    rounded = dict(cast(whole, torch.bfloat16).named_buffers())
     assert all(buffer.dtype == torch.float32 for buffer in rounded.values())  # the rotary frequencies
     assert all(torch.equal(buffer, rounded[name]) for name, buffer in model.named_buffers())
     assert whole.lm_head.weight is whole.model.embed_tokens.weight
     with pytest.raises(ModelError, match="'fp32' and 'bf16'"):
-        models.load(str(folder), device="cpu", precision="fp16")
+        load_model(str(folder), device="cpu", precision="fp16")
 
 
 def test_the_context_is_read_without_loading_the_model(folder):
-    assert model_config.context_tokens(model_config.read_config(str(folder))) == 1024
-    assert model_config.context_tokens(models.load(str(folder), "cpu")[0].config) == 1024
-    assert model_config.context_tokens(GPT2Config(n_positions=77)) == 77  # under another name
-    assert model_config.context_tokens(GPT2Config(n_positions=77).to_dict()) == 77
-    assert model_config.context_tokens({"text_config": {"max_position_embeddings": 5}, "n_positions": 9}) == 5
-    assert model_config.context_tokens({"model_type": "mamba"}) is None
-    assert model_config.read_config("nobody/has-this-model-here") is None  # nothing is downloaded to know
+    assert config_files.context_tokens(config_files.read_config(str(folder))) == 1024
+    assert config_files.context_tokens(load_model(str(folder), "cpu")[0].config) == 1024
+    assert config_files.context_tokens(GPT2Config(n_positions=77)) == 77  # under another name
+    assert config_files.context_tokens(GPT2Config(n_positions=77).to_dict()) == 77
+    assert config_files.context_tokens({"text_config": {"max_position_embeddings": 5}, "n_positions": 9}) == 5
+    assert config_files.context_tokens({"model_type": "mamba"}) is None
+    assert config_files.read_config("nobody/has-this-model-here") is None  # nothing is downloaded to know
 
 
 def test_planning_imports_no_torch():
-    code = "import sys; from fedmem import model_config; print(model_config.read_config('tiny-qwen2'))"
+    code = "import sys; from fedmem.models.config_files import read_config; print(read_config('tiny-qwen2'))"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)
 
 
 def test_a_row_renders_through_the_template(tokenizer):
-    example = models.render(tokenizer, ROW)
+    example = render(tokenizer, ROW)
     assert example.text == (
         "<|im_start|>user\nThe knee hurts.\n\nAnswer.<|im_end|>\n<|im_start|>assistant\nRest it.<|im_end|>\n"
     )
     assert example.text[slice(*example.input_span)] == ROW["input"]
     assert example.text[example.response_start :] == "Rest it.<|im_end|>\n"
-    assert models.template_start(tokenizer) == "<|im_start|>user\n"
+    assert template_start(tokenizer) == "<|im_start|>user\n"
 
 
 def test_a_row_renders_without_a_template(plain):
-    assert models.template_start(plain) == ""
-    example = models.render(plain, ROW)
+    assert template_start(plain) == ""
+    example = render(plain, ROW)
     assert example.text == "The knee hurts.\n\nAnswer.\n\nRest it.<|im_end|>"
     assert example.text[slice(*example.input_span)] == ROW["input"]
-    assert models.render(plain, ROW | {"instruction": None}).text == "The knee hurts.\n\nRest it.<|im_end|>"
+    assert render(plain, ROW | {"instruction": None}).text == "The knee hurts.\n\nRest it.<|im_end|>"
 
 
 def test_a_missing_instruction_is_no_part_of_the_text(tokenizer):
     frame = pd.DataFrame([ROW, ROW | {"instruction": None}])  # pandas makes it NaN
-    texts = [tokenizer.decode(item["input_ids"]) for item in models.encode(tokenizer, frame, 512)]
+    texts = [tokenizer.decode(item["input_ids"]) for item in encode(tokenizer, frame, 512)]
     assert "\n\nAnswer.<|im_end|>" in texts[0]
     assert texts[1].startswith("<|im_start|>user\nThe knee hurts.<|im_end|>")
 
 
 def test_a_template_that_alters_the_input_is_refused(tokenizer):
-    tokenizer.chat_template = presets.CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper")
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper")
     with pytest.raises(ModelError, match="alters"):
-        models.render(tokenizer, ROW)
+        render(tokenizer, ROW)
 
 
 def test_a_template_that_never_ends_its_turn_gets_an_end(tokenizer):
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     )
-    example = models.render(tokenizer, ROW)
+    example = render(tokenizer, ROW)
     assert example.text == "user: The knee hurts.\n\nAnswer.\nassistant: Rest it.\n<|im_end|>"
     assert example.text[example.response_start :] == "assistant: Rest it.\n<|im_end|>"
 
 
 def test_a_prompt_begins_as_its_training_example(tokenizer):
     for row in make_corpus("qa", 2, 5, seed=1).to_dict("records"):
-        trained = models.encode(tokenizer, [row], 512)[0]["input_ids"]
-        start = len(tokenizer(models.template_start(tokenizer), add_special_tokens=False)["input_ids"])
+        trained = encode(tokenizer, [row], 512)[0]["input_ids"]
+        start = len(tokenizer(template_start(tokenizer), add_special_tokens=False)["input_ids"])
         given = tokenizer(row["input"], add_special_tokens=False, return_offsets_mapping=True)
         prefix = row["input"][: given["offset_mapping"][29][1]]
-        prompt = tokenizer(models.template_start(tokenizer) + prefix, add_special_tokens=False)["input_ids"]
+        prompt = tokenizer(template_start(tokenizer) + prefix, add_special_tokens=False)["input_ids"]
         assert prompt == trained[: start + 30]
 
 
 def test_labels_cover_everything_or_the_response(tokenizer):
-    whole = models.encode(tokenizer, [ROW], 512)[0]
+    whole = encode(tokenizer, [ROW], 512)[0]
     assert whole["labels"] == whole["input_ids"]
-    part = models.encode(tokenizer, [ROW], 512, loss_on="response")[0]
+    part = encode(tokenizer, [ROW], 512, loss_on="response")[0]
     answer = tokenizer("Rest it.<|im_end|>\n", add_special_tokens=False)["input_ids"]
     assert part["labels"] == [-100] * (len(whole["input_ids"]) - len(answer)) + answer
 
 
 def test_truncation_is_counted(tokenizer):
-    n_tokens = len(models.encode(tokenizer, [ROW], 512)[0]["input_ids"])
-    examples = models.encode(tokenizer, [ROW, {"input": "A", "instruction": None, "output": "B"}], n_tokens - 1)
+    n_tokens = len(encode(tokenizer, [ROW], 512)[0]["input_ids"])
+    examples = encode(tokenizer, [ROW, {"input": "A", "instruction": None, "output": "B"}], n_tokens - 1)
     assert examples.n_truncated == 1
     assert len(examples[0]["input_ids"]) == n_tokens - 1
 
 
 def test_a_row_without_labels_is_refused(tokenizer):
     with pytest.raises(ModelError, match=r"row 0 .* raise max_tokens"):
-        models.encode(tokenizer, [ROW], 5, loss_on="response")
+        encode(tokenizer, [ROW], 5, loss_on="response")
     with pytest.raises(ModelError, match="'all' and 'response'"):
-        models.encode(tokenizer, [ROW], 5, loss_on="output")
+        encode(tokenizer, [ROW], 5, loss_on="output")
 
 
 def test_real_end_of_sequence_keeps_its_label_when_it_also_pads(plain):
     # B25: rows of 1 and 3 tokens before the end token, and pad = end
     rows = [{"input": "a", "instruction": "", "output": "b"}, {"input": "a b c", "instruction": "", "output": "b"}]
-    batch = models.pad_batch(models.encode(plain, rows, 64).items)
+    batch = pad_batch(encode(plain, rows, 64).items)
     assert batch["input_ids"].shape == (2, batch["attention_mask"].sum(dim=1).max())
     assert torch.equal(batch["labels"] == -100, batch["attention_mask"] == 0)
     ends = (batch["labels"] == plain.eos_token_id).sum(dim=1)
@@ -269,6 +275,6 @@ def test_real_texts_survive_the_round_trip(tokenizer, shared):
     lines = (shared / "data" / "public" / "dialog.jsonl", shared / "data" / "dialog.jsonl")
     source = next(path for path in lines if path.is_file())
     for line in source.read_text(encoding="utf-8").splitlines()[:40]:
-        example = models.render(tokenizer, json.loads(line))
+        example = render(tokenizer, json.loads(line))
         ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == example.text

@@ -7,8 +7,8 @@ import statistics
 import nbformat
 import pytest
 
-from fedmem.config import STAGES
-from fedmem.runs import NOTEBOOKS, notebook_file
+from fedmem.config.stages import STAGES
+from fedmem.results.identity import NOTEBOOKS, notebook_file
 
 FILES = {stage: notebook_file(stage) for stage in NOTEBOOKS}
 

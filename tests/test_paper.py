@@ -9,8 +9,12 @@ import yaml
 from faked_runs import finish
 from test_roads import REPOSITORY, fedmem
 
-from fedmem import paper, paper_findings, paper_tables, sentences, study
-from fedmem.comparisons import Measured
+from fedmem.report import sentences
+from fedmem.report.comparisons import Measured
+from fedmem.report.paper import findings, tables
+from fedmem.report.paper import published as paper_published
+from fedmem.report.paper.tables import TITLES, Runs
+from fedmem.study.loading import load_study
 
 STUDIES = REPOSITORY / "params" / "studies"
 PAPER = {  # PAPER.md's tables, typed anew: percent
@@ -47,17 +51,17 @@ def figures(parameters):
 @pytest.fixture(scope="module")
 def every_table():
     """(parameters, published) of the whole study on the small base."""
-    parameters = parameters_of(study.load(STUDIES / "all.yaml", base="small"))
+    parameters = parameters_of(load_study(STUDIES / "all.yaml", base="small"))
     accuracy = {run: {"utility_accuracy" if task == "classification" else "utility_rouge_l": 0.25}
                 for run, task in parameters["task"].items()}  # fmt: skip
-    return parameters, paper_tables.tables(parameters, figures(parameters), accuracy)
+    return parameters, tables.tables(parameters, figures(parameters), accuracy)
 
 
 def test_the_whole_study_has_every_published_table_and_no_place_without_ours(every_table):
     _, published = every_table
-    assert list(paper_tables.TITLES) == list(PAPER)
+    assert list(TITLES) == list(PAPER)
     for name, lines in PAPER.items():
-        table = paper_tables.shown(published, name)
+        table = tables.shown(published, name)
         assert list(table.index) == list(lines)
         theirs = table.xs("paper", axis=1, level=1)
         assert [tuple(row) for row in theirs.to_numpy()] == [pytest.approx(line) for line in lines.values()]
@@ -94,20 +98,20 @@ def test_runs_are_found_by_their_parameters(every_table):
 
 
 def test_on_the_papers_base_figures_are_comparable():
-    parameters = parameters_of(study.load(STUDIES / "main.yaml"))
-    published = paper_tables.tables(parameters, figures(parameters), {})
+    parameters = parameters_of(load_study(STUDIES / "main.yaml"))
+    published = tables.tables(parameters, figures(parameters), {})
     assert published.loc[published["run"].notna(), "comparable"].all()
     assert "not comparable" not in sentences.comparable(published).lower()
-    table = paper_tables.shown(published, "main")
+    table = tables.shown(published, "main")
     assert table["TotalCL", "ours"].isna().all()  # this study has no central run: the place is there, empty
     assert table["utility FL", "ours"].isna().all()
     assert set(published["table"]) == {"main"}
 
 
 def test_a_study_without_a_place_has_no_table():
-    parameters = parameters_of(study.load(STUDIES / "demo.yaml", overrides={"algorithm": "none"}))
-    assert paper_tables.tables(parameters, figures(parameters), {}).empty
-    assert "no run in any place" in sentences.comparable(paper_tables.tables(parameters, figures(parameters), {}))
+    parameters = parameters_of(load_study(STUDIES / "demo.yaml", overrides={"algorithm": "none"}))
+    assert tables.tables(parameters, figures(parameters), {}).empty
+    assert "no run in any place" in sentences.comparable(tables.tables(parameters, figures(parameters), {}))
 
 
 def test_the_largest_family_that_is_otherwise_as_usual_is_taken():
@@ -116,7 +120,7 @@ def test_the_largest_family_that_is_otherwise_as_usual_is_taken():
         "d": ("qa", "fedavg", 30, 9), "e": ("qa", "fedavg", 50, 9), "f": ("dialog", "fedavg", 30, 0),
     }  # fmt: skip
     columns = ["task", "algorithm", "prefix_tokens", "min_input_tokens"]
-    runs = paper_tables.Runs(pd.DataFrame.from_dict(rows, orient="index", columns=columns))
+    runs = Runs(pd.DataFrame.from_dict(rows, orient="index", columns=columns))
     assert runs.family("prefix_tokens", task="qa") == {10: "c", 30: "d", 50: "e"}
     assert runs.find(task="qa", algorithm="fedavg") in ("b", "d")  # both have three usual values of four
     assert runs.find(task="dialog") == "f"
@@ -146,7 +150,7 @@ def test_a_claim_holds_where_its_interval_says_so():
     parameters = pd.DataFrame.from_dict(rows, orient="index", columns=["task", "algorithm", "decoding"])
     parameters = parameters.assign(prefix_tokens=30, model="m", rounds=3, checkpoint_round=3)
     runs = {"avg": measured(20), "prox": measured(0), "central": measured(0), "p": measured(30), "t": measured(19)}
-    table = paper_findings.findings(parameters, runs, dict.fromkeys(runs, cells(20))).set_index("finding")
+    table = findings.findings(parameters, runs, dict.fromkeys(runs, cells(20))).set_index("finding")
     assert table["here"].to_dict() == {
         "MR_intra is above MR_inter": "holds",  # 20 of 80 weighted prefixes against none
         "some clients' suffixes come back more easily": "holds",
@@ -159,7 +163,7 @@ def test_a_claim_holds_where_its_interval_says_so():
     assert sentences.findings(table).startswith(
         "Of 6 comparisons behind the published findings 4 go the same way here, 1"
     )
-    alike = paper_findings.findings(parameters, runs, dict.fromkeys(runs, cells(0)))
+    alike = findings.findings(parameters, runs, dict.fromkeys(runs, cells(0)))
     assert "some clients' suffixes come back more easily" not in set(alike["finding"])
 
 
@@ -168,7 +172,7 @@ def test_whose_suffixes_come_back_more_easily_is_asked_at_the_studys_confidence(
     parameters = pd.DataFrame([("qa", "fedavg", "top_k", 30, "m", 3, 3)], index=["avg"], columns=columns)
 
     def said(confidence):
-        table = paper_findings.findings(parameters, {"avg": measured(20)}, {"avg": cells(6)}, confidence)
+        table = findings.findings(parameters, {"avg": measured(20)}, {"avg": cells(6)}, confidence)
         return table.set_index("finding").at["some clients' suffixes come back more easily", "here"]
 
     # Wilson of 6 of 40 and of 0 of 40: from 7.1 % and to 8.8 % at 0.95, from 9.2 % and to 3.9 % at 0.8
@@ -186,7 +190,7 @@ def test_a_trend_is_one_way_and_its_ends_differ():
         if without:  # a run that no prefix of client 1 was put to
             values, clients = runs[without].values, runs[without].clients
             runs[without] = Measured(values[values["client"] == 0].reset_index(drop=True), clients)
-        table = paper_findings.findings(parameters, runs, dict.fromkeys(runs, cells(0))).set_index("finding")
+        table = findings.findings(parameters, runs, dict.fromkeys(runs, cells(0))).set_index("finding")
         return table.at["no clear trend with rounds", "here"]
 
     assert said(0, 10, 30) == "does not hold"  # up and up, by far
@@ -203,7 +207,13 @@ def test_clipping_is_called_what_it_is():
 
 
 def test_every_point_of_the_paper_is_drawn_by_some_parameter():
-    assert set(paper.ablations()["parameter"]) == {"decoding", "prefix_tokens", "algorithm", "model", "rounds"}
+    assert set(paper_published.ablations()["parameter"]) == {
+        "decoding",
+        "prefix_tokens",
+        "algorithm",
+        "model",
+        "rounds",
+    }
 
 
 @pytest.mark.notebooks
@@ -217,7 +227,7 @@ def test_the_report_shows_the_tables_its_claims_and_what_clipping_is(tmp_path, m
     two = {"base": "small", "parameters": {"task": "dialog"}, "grid": {"algorithm": ["fedavg", "central"]}}
     (studies / "two.yaml").write_text(yaml.safe_dump(two | {"title": "Two?"}))
     (studies / "both.yaml").write_text(yaml.safe_dump({"title": "Both?", "include": ["own", "two"]}))
-    planned = study.load(studies / "both.yaml")
+    planned = load_study(studies / "both.yaml")
     finish(planned, lambda parameters: (0.5, 0.1) if parameters["algorithm"] == "fedavg" else (0.2, 0.0))
     done = fedmem("report", "both", results=tmp_path / "results")
     assert done.returncode == 0, done.stdout + done.stderr

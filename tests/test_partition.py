@@ -6,19 +6,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedmem.corpora import load_corpus
-from fedmem.partition import (
-    PARTITIONERS,
-    PartitionError,
-    assign,
-    check,
-    distances,
-    groups,
-    lengths,
-    quotas,
-    sizes,
-    split,
-)
+from fedmem.corpus.loading import load_corpus
+from fedmem.partition.dealing import PARTITIONERS, assign, check, quotas, split
+from fedmem.partition.description import distances, groups, lengths, sizes
+from fedmem.partition.partitioners import PartitionError
 
 TASKS = Path(__file__).resolve().parent.parent / "params" / "tasks"
 

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem import detect, metrics
-from fedmem.detect.splitting import split_sentences
+from fedmem import detect
+from fedmem.analyze import ratios
+from fedmem.detect.pan.splitting import split_sentences
 
 CLIENTS, PREFIXES = 3, 200
 RATES = np.array([[0.30, 0.05, 0.00], [0.10, 0.20, 0.015], [0.00, 0.02, 0.25]])  # prefix client in rows
@@ -112,12 +113,12 @@ def verbatim(corpus):
 
 def test_the_verbatim_matrix_is_the_planted_one(verbatim):
     planted, (prefixes, _, clients), matches = verbatim
-    found = metrics.memorization(matches, prefixes, clients, "verbatim")
+    found = ratios.memorization(matches, prefixes, clients, "verbatim")
     np.testing.assert_array_equal(found.matrix, planted.mean(axis=1))  # 60, 10, 0 / 20, 40, 3 / 0, 4, 50 of 200
     np.testing.assert_allclose(found.matrix, RATES)
     assert found.intra == pytest.approx(np.diag(RATES).mean())
     assert found.total == pytest.approx(RATES.sum() / CLIENTS)
-    cells = metrics.cells(matches, prefixes, clients).query("member and counting == 'verbatim'")
+    cells = ratios.cells(matches, prefixes, clients).query("member and counting == 'verbatim'")
     assert ((cells["low"] <= RATES.ravel()) & (RATES.ravel() <= cells["high"])).all()
 
 
@@ -134,7 +135,7 @@ def test_without_plants_nothing_is_verbatim(corpus):
     nothing = np.zeros((CLIENTS, PREFIXES, CLIENTS), bool)
     prefixes, suffixes, clients = write(corpus, nothing, two_sentences, seed=2)
     matches = measure((prefixes, suffixes, clients))
-    summary = metrics.summary(matches, prefixes, clients).query("counting == 'verbatim'").set_index("metric")
+    summary = ratios.summary(matches, prefixes, clients).query("counting == 'verbatim'").set_index("metric")
     assert (summary.loc[["mr_intra", "mr_inter", "mr_total"], "value"] == 0).all()
     assert (summary.loc[["mr_intra", "mr_inter", "mr_total"], "high"] > 0).all()
 
@@ -145,11 +146,11 @@ def test_with_shuffled_labels_intra_and_inter_agree(verbatim):
     labels = pd.Series(rng.permutation(prefixes["client"].to_numpy()), index=prefixes["prefix_id"])
     shuffled = prefixes.assign(client=labels.to_numpy())
     moved = matches.assign(prefix_client=labels.loc[matches["prefix_id"]].to_numpy())
-    summary = metrics.summary(moved, shuffled, clients).query("counting == 'verbatim'").set_index("metric")
+    summary = ratios.summary(moved, shuffled, clients).query("counting == 'verbatim'").set_index("metric")
     intra, inter = summary.loc["mr_intra"], summary.loc["mr_inter"]
     assert intra["low"] <= inter["high"]
     assert inter["low"] <= intra["high"]
-    before = metrics.memorization(matches, prefixes, clients, "verbatim")
+    before = ratios.memorization(matches, prefixes, clients, "verbatim")
     assert before.intra > 5 * before.inter  # it was the labels
 
 

@@ -13,9 +13,9 @@ import pytest
 import seaborn
 from IPython.core.interactiveshell import InteractiveShell
 
-from fedmem import metrics, plots
-from fedmem.figures import COLOURS
-from fedmem.plots import READABLE_CLIENTS
+from fedmem.analyze import figures, ratios
+from fedmem.display.drawing import COLOURS, READABLE_CLIENTS, caption, save_figure
+from fedmem.partition import figures as partition_figures
 
 
 def tables(n_clients, kind="verbatim", without=(), n=50):
@@ -46,20 +46,20 @@ def groups(n_clients):
 
 def every_figure(n_clients):
     measured = tables(n_clients)
-    summary = metrics.summary(*measured)
+    summary = ratios.summary(*measured)
     runs = pd.concat([summary.assign(run=name) for name in ("fedavg", "central")])
     return [
-        plots.matrix(metrics.cells(*measured)),
-        plots.aggregates(summary),
-        plots.aggregates(runs, "verbatim"),
-        plots.sizes(sizes(n_clients)),
-        plots.groups(groups(n_clients)),
+        figures.matrix(ratios.cells(*measured)),
+        figures.aggregates(summary),
+        figures.aggregates(runs, "verbatim"),
+        partition_figures.sizes(sizes(n_clients)),
+        partition_figures.groups(groups(n_clients)),
     ]
 
 
 def test_every_finite_cell_carries_its_number():
-    cells = metrics.cells(*tables(3))
-    figure = plots.matrix(cells, "paper")
+    cells = ratios.cells(*tables(3))
+    figure = figures.matrix(cells, "paper")
     members, control = figure.axes[:2]
     for axis, member in ((members, True), (control, False)):
         chosen = cells[(cells["counting"] == "paper") & (cells["member"] == member)]
@@ -83,37 +83,37 @@ def test_every_finite_cell_carries_its_number():
 
 
 def test_an_undefined_cell_says_so_and_is_not_zero():
-    cells = metrics.cells(*tables(3, without=[1]))
-    labels = words(plots.matrix(cells).axes[0])
+    cells = ratios.cells(*tables(3, without=[1]))
+    labels = words(figures.matrix(cells).axes[0])
     assert labels.count("n/a") == 3
     assert sum(label != "n/a" for label in labels) == 6
-    undefined = metrics.cells(*tables(3, kind="paraphrase"))
-    assert words(plots.matrix(undefined, "strict").axes[0]) == ["n/a"] * 9
+    undefined = ratios.cells(*tables(3, kind="paraphrase"))
+    assert words(figures.matrix(undefined, "strict").axes[0]) == ["n/a"] * 9
 
 
 def test_members_and_control_share_one_scale():
-    figure = plots.matrix(metrics.cells(*tables(3)))
+    figure = figures.matrix(ratios.cells(*tables(3)))
     limits = [axis.collections[0].get_clim() for axis in figure.axes[:2]]
     assert limits[0] == limits[1] == pytest.approx((0, 8))
     nothing = tables(2)
     nothing = (nothing[0].iloc[:0], *nothing[1:])
-    assert plots.matrix(metrics.cells(*nothing)).axes[0].collections[0].get_clim() == (0, 1)  # not 0 to 0
+    assert figures.matrix(ratios.cells(*nothing)).axes[0].collections[0].get_clim() == (0, 1)  # not 0 to 0
 
 
 def test_matrices_beside_each_other_share_a_top_and_say_whose_they_are():
-    cells = metrics.cells(*tables(3))
-    figure = plots.matrix(cells, "verbatim", top=0.94, run="central")
+    cells = ratios.cells(*tables(3))
+    figure = figures.matrix(cells, "verbatim", top=0.94, run="central")
     assert [axis.collections[0].get_clim() for axis in figure.axes[:2]] == [(0, 94), (0, 94)]
     assert figure.get_suptitle() == "central: MR(j→k), verbatim counting"
-    assert plots.matrix(cells, "verbatim").get_suptitle() == "MR(j→k), verbatim counting"
-    assert plots.matrix(cells, top=np.nan).axes[0].collections[0].get_clim() == pytest.approx((0, 8))
-    long = plots.matrix(cells, run=", ".join(f"parameter_{n}=value" for n in range(9)))
+    assert figures.matrix(cells, "verbatim").get_suptitle() == "MR(j→k), verbatim counting"
+    assert figures.matrix(cells, top=np.nan).axes[0].collections[0].get_clim() == pytest.approx((0, 8))
+    long = figures.matrix(cells, run=", ".join(f"parameter_{n}=value" for n in range(9)))
     assert max(map(len, long.get_suptitle().splitlines())) < 90  # broken into lines, not cut by the figure's edge
 
 
 @pytest.mark.parametrize("n_clients", [READABLE_CLIENTS, READABLE_CLIENTS + 1, 100])
 def test_a_large_matrix_stays_readable(n_clients):
-    axis = plots.matrix(metrics.cells(*tables(n_clients, n=5))).axes[0]
+    axis = figures.matrix(ratios.cells(*tables(n_clients, n=5))).axes[0]
     assert len(words(axis)) == (n_clients**2 if n_clients <= READABLE_CLIENTS else 0)
     assert not any("–" in label for label in words(axis))  # too narrow for intervals
     assert len(axis.get_xticklabels()) <= READABLE_CLIENTS
@@ -123,8 +123,8 @@ def test_a_large_matrix_stays_readable(n_clients):
 
 def test_aggregates_draw_values_and_intervals_of_member_and_control():
     measured = tables(3)
-    summary = metrics.summary(*measured)
-    figure = plots.aggregates(summary)
+    summary = ratios.summary(*measured)
+    figure = figures.aggregates(summary)
     assert [axis.get_title("left") for axis in figure.axes] == ["MR_intra", "MR_inter", "MR_total"]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["paper", "strict", "verbatim"]
     for axis, part in zip(figure.axes, ("intra", "inter", "total"), strict=True):
@@ -136,18 +136,18 @@ def test_aggregates_draw_values_and_intervals_of_member_and_control():
 
 
 def test_aggregates_of_runs_show_one_counting_and_name_what_is_undefined():
-    summary = metrics.summary(*tables(1))  # one client: no inter
+    summary = ratios.summary(*tables(1))  # one client: no inter
     runs = pd.concat([summary.assign(run="fedavg"), summary.assign(run="central")])
-    figure = plots.aggregates(runs, "verbatim")
+    figure = figures.aggregates(runs, "verbatim")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fedavg", "central"]
     assert [words(axis) for axis in figure.axes] == [[], ["n/a"] * 4, []]
     assert figure.get_suptitle() == "verbatim counting"
 
 
 def test_sizes_and_groups_draw_every_client():
-    bars = plots.sizes(sizes(3)).axes[0].containers
+    bars = partition_figures.sizes(sizes(3)).axes[0].containers
     assert [[bar.get_height() for bar in group] for group in bars] == [[10, 11, 12]] * 3
-    labels = words(plots.groups(groups(2)).axes[0])
+    labels = words(partition_figures.groups(groups(2)).axes[0])
     # client 0 has 2, 3, 4 rows of 9 (22, 33, 44 %), client 1 has 1, 3, 4 of 8 (12.5, 38, 50 %); absent pairs are blank
     assert labels == ["13", "22", "33", "38", "44", "50"]
 
@@ -155,7 +155,7 @@ def test_sizes_and_groups_draw_every_client():
 def test_many_groups_stand_in_their_clients_order_with_a_name_here_and_there():
     names = [f"topic {j}" for j in range(100)]  # by name, topic 10 would follow topic 1
     table = pd.DataFrame({"client": range(100), "group": names, "rows": 8})
-    axis = plots.groups(table).axes[0]
+    axis = partition_figures.groups(table).axes[0]
     labels = [label.get_text() for label in axis.get_yticklabels()]
     assert labels == names[::4]
     assert not words(axis)
@@ -165,7 +165,7 @@ def test_many_groups_stand_in_their_clients_order_with_a_name_here_and_there():
 def test_a_missing_control_says_so():
     matches, prefixes, clients = tables(3)
     suffixes = pd.DataFrame({"client": range(3), "member": True})
-    axes = plots.matrix(metrics.cells(matches[matches["member"]], prefixes, clients, suffixes=suffixes)).axes
+    axes = figures.matrix(ratios.cells(matches[matches["member"]], prefixes, clients, suffixes=suffixes)).axes
     assert axes[1].get_title("left") == "control: there are no held-out texts"
     assert words(axes[1]) == ["n/a"] * 9
     assert "n/a" not in words(axes[0])
@@ -181,7 +181,7 @@ def test_figures_do_not_touch_pyplot_nor_its_settings():
 def test_same_data_same_bytes_whatever_the_readers_settings(tmp_path):
     def written(name):
         return [
-            plots.save(figure, sizes(2), "Text.", tmp_path / name, f"figure{i}").read_bytes()
+            save_figure(figure, sizes(2), "Text.", tmp_path / name, f"figure{i}").read_bytes()
             for i, figure in enumerate(every_figure(3))
         ]
 
@@ -201,39 +201,39 @@ def chunks(png):
 
 def test_save_writes_picture_data_and_caption(tmp_path):
     data = sizes(2)
-    path = plots.save(plots.sizes(data), data, "Rows of each client.", tmp_path / "figures", "sizes")
+    path = save_figure(partition_figures.sizes(data), data, "Rows of each client.", tmp_path / "figures", "sizes")
     assert path == tmp_path / "figures" / "sizes.png"
     assert set(chunks(path.read_bytes())) == {b"IHDR", b"pHYs", b"IDAT", b"IEND"}  # no date, no version
     pd.testing.assert_frame_equal(pd.read_csv(path.with_suffix(".csv")), data)
     assert path.with_suffix(".txt").read_text("utf-8") == "Rows of each client.\n"
     with pytest.raises(ValueError, match=r"name = '\.\./sizes': a file name without folder"):
-        plots.save(plots.sizes(data), data, "", tmp_path, "../sizes")
+        save_figure(partition_figures.sizes(data), data, "", tmp_path, "../sizes")
 
 
 def test_a_notebook_shows_the_figure_itself():
-    shown, _ = InteractiveShell.instance().display_formatter.format(plots.sizes(sizes(2)))
+    shown, _ = InteractiveShell.instance().display_formatter.format(partition_figures.sizes(sizes(2)))
     assert shown["image/png"].startswith(b"\x89PNG")
 
 
 def test_captions_say_counting_n_and_what_intervals_mean():
-    text = plots.caption("MR(j→k).", counting="verbatim", n=pd.Series([90, 120]), confidence=0.95)
+    text = caption("MR(j→k).", counting="verbatim", n=pd.Series([90, 120]), confidence=0.95)
     assert text == (
         "MR(j→k). Verbatim counting. n = 90 to 120 sampled prefixes. Intervals: 95 % (Wilson). Intervals over prefixes "
         "hold for one trained model; how much training itself varies shows only between seeds."
     )
-    assert plots.caption("Rows.", n=5) == "Rows. n = 5 sampled prefixes."
+    assert caption("Rows.", n=5) == "Rows. n = 5 sampled prefixes."
     with pytest.raises(ValueError, match="counting = 'loose': allowed are paper, strict, verbatim"):
-        plots.caption("x", counting="loose")
+        caption("x", counting="loose")
 
 
 def test_who_imports_seaborn_after_a_heatmap_has_it_whole():
     code = """
-from fedmem import plots
-plots._heatmap()
+from fedmem.display.drawing import _heatmap
+_heatmap()
 import sys
 assert not any(name.startswith("seaborn") for name in sys.modules)
 import seaborn
-print(seaborn._statistics._no_scipy, seaborn.heatmap is plots._heatmap())
+print(seaborn._statistics._no_scipy, seaborn.heatmap is _heatmap())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
@@ -244,10 +244,10 @@ def test_the_colours_are_seaborns():
 
 
 def test_clear_errors():
-    cells = metrics.cells(*tables(2), countings=["verbatim"])
+    cells = ratios.cells(*tables(2), countings=["verbatim"])
     with pytest.raises(ValueError, match="counting = 'paper': cells has only verbatim"):
-        plots.matrix(cells)
+        figures.matrix(cells)
     with pytest.raises(ValueError, match="counting = 'loose'"):
-        plots.matrix(cells, "loose")
+        figures.matrix(cells, "loose")
     with pytest.raises(ValueError, match="counting = 'loose': summary has no such rows"):
-        plots.aggregates(metrics.summary(*tables(2)), "loose")
+        figures.aggregates(ratios.summary(*tables(2)), "loose")

@@ -5,9 +5,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem import figures, plots_training
-from fedmem.plots import READABLE_CLIENTS
-from fedmem.utility import POOLED, UTILITY, weighted
+from fedmem.config.vocabulary import POOLED
+from fedmem.display.drawing import READABLE_CLIENTS, save_figure
+from fedmem.train import figures
+from fedmem.train.utility import UTILITY, weighted
 
 
 def table(n_clients=3, metrics=("rouge_l",), rounds=(0, 12), undefined=()) -> pd.DataFrame:
@@ -41,12 +42,12 @@ def names(axis) -> list[str]:
 
 
 def test_learning_curves_have_a_line_for_each_client_and_the_pool():
-    train, test = plots_training.learning_curves(curves(3)).axes
+    train, test = figures.learning_curves(curves(3)).axes
     assert [line.get_label() for line in train.lines] == ["client 0", "client 1", "client 2"]
     assert train.lines[1].get_ydata().tolist() == [1.99, 0.99]
     assert [line.get_label() for line in test.lines][-1] == "all clients' rows"
     assert test.lines[0].get_xdata().tolist() == [0, 1, 2]
-    many = plots_training.learning_curves(curves(30)).axes[0]
+    many = figures.learning_curves(curves(30)).axes[0]
     assert [line.get_label() for line in many.lines if not line.get_label().startswith("_")] == [
         "a client",
         "clients' mean",
@@ -55,7 +56,7 @@ def test_learning_curves_have_a_line_for_each_client_and_the_pool():
 
 
 def test_perplexities_before_and_after_by_client_and_split_with_their_ratio():
-    axis = plots_training.perplexity(table()).axes[0]
+    axis = figures.perplexity(table()).axes[0]
     assert axis.get_yscale() == "log"
     before, after = marks(axis, filled=False), marks(axis)
     assert [series[:3] for series in after] == [[2, 3, 4], [8, 9, 10], [8, 9, 10]]
@@ -69,7 +70,7 @@ def test_perplexities_before_and_after_by_client_and_split_with_their_ratio():
 
 
 def test_an_untrained_model_has_one_mark_for_each_and_no_after():
-    figure = plots_training.perplexity(table(rounds=(0,)))
+    figure = figures.perplexity(table(rounds=(0,)))
     assert [series[:3] for series in marks(figure.axes[0])] == [[30, 31, 32], [40, 41, 42], [40, 41, 42]]
     assert marks(figure.axes[0], filled=False) == []
     words = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -77,7 +78,7 @@ def test_an_untrained_model_has_one_mark_for_each_and_no_after():
 
 
 def test_utility_is_drawn_in_percent_with_the_rows_behind_it():
-    figure = plots_training.utility(table(metrics=("accuracy", "macro_f1")))
+    figure = figures.utility(table(metrics=("accuracy", "macro_f1")))
     assert [axis.get_ylabel() for axis in figure.axes] == ["accuracy (%)", "macro-F1 (%)"]
     for axis in figure.axes:
         assert marks(axis) == [pytest.approx([50, 50, 50, 50])]
@@ -92,18 +93,18 @@ def test_utility_is_drawn_in_percent_with_the_rows_behind_it():
 
 
 def test_what_is_undefined_says_so_and_is_not_zero():
-    axis = plots_training.utility(table(undefined=[1])).axes[0]
+    axis = figures.utility(table(undefined=[1])).axes[0]
     assert [text.get_text() for text in axis.texts] == ["n/a"] * 2  # client 1, and with it the mean
     assert np.isnan(marks(axis)[0][1])
     nothing = table()
     nothing["value"] = np.nan
-    for draw in (plots_training.perplexity, plots_training.utility):
+    for draw in (figures.perplexity, figures.utility):
         assert "n/a" in [text.get_text() for text in draw(nothing).axes[0].texts]
 
 
 @pytest.mark.parametrize("n_clients", [1, READABLE_CLIENTS, READABLE_CLIENTS + 1, 100])
 def test_many_clients_stay_readable(n_clients):
-    for draw in (plots_training.perplexity, plots_training.utility):
+    for draw in (figures.perplexity, figures.utility):
         axis = draw(table(n_clients)).axes[0]
         assert len(names(axis)) <= READABLE_CLIENTS + 1
         assert names(axis)[-1].startswith("mean")
@@ -113,8 +114,8 @@ def test_many_clients_stay_readable(n_clients):
 
 def test_a_table_without_the_mean_and_bytes_that_stay_the_same(tmp_path):
     clients = table().query("client != @POOLED", local_dict={"POOLED": POOLED})
-    for draw in (plots_training.perplexity, plots_training.utility):
+    for draw in (figures.perplexity, figures.utility):
         assert not any(name.startswith("mean") for name in names(draw(clients).axes[0]))
-        paths = [figures.save(draw(table()), table(), "x", tmp_path / place, "f") for place in ("a", "b")]
+        paths = [save_figure(draw(table()), table(), "x", tmp_path / place, "f") for place in ("a", "b")]
         assert paths[0].read_bytes() == paths[1].read_bytes()
     assert plt.get_fignums() == []

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from fedmem import estimates, gpus, hub_cache, planning_view, problems, runs, study
-from fedmem.cli import main
-from fedmem.config import ConfigError
-from fedmem.model_sizes import Size, size_of
+from fedmem.cli import plan_table
+from fedmem.cli.main import main
+from fedmem.config.parameter import ConfigError
+from fedmem.machine.paths import PACKAGE
+from fedmem.models.config_files import Size, size_of
+from fedmem.results.stage import open_stage
+from fedmem.results.work import begin_stage
+from fedmem.study import estimates, gpus, preflight
+from fedmem.study.estimates import START_SECONDS, Estimate, Past
+from fedmem.study.loading import load_study
+from fedmem.study.plan import make_plan, session_jobs
+from fedmem.study.preflight import Problem
 
 STUDIES = Path(__file__).resolve().parent.parent / "params" / "studies"
-PRESET = Path(estimates.__file__).parent / "data" / "tiny-qwen2"
+PRESET = PACKAGE / "data" / "tiny-qwen2"
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +32,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    caches = (hub_cache.silent, gpus._count, problems._read)
+    caches = (preflight.silent, gpus._count, preflight._read)
     for one in caches:
         one.cache_clear()
     yield
@@ -34,9 +42,11 @@ def _here(tmp_path, monkeypatch):
 
 def found(**overrides):
     """{message: whether it is certain} of the demo's first run with these parameters."""
-    loaded = study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"} | overrides)
-    plan = study.plan(loaded)
-    return {problem.message: problem.certain for problem in problems.find(plan, estimates.of(loaded))}
+    loaded = load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"} | overrides)
+    plan = make_plan(loaded)
+    return {
+        problem.message: problem.certain for problem in preflight.find_problems(plan, estimates.estimate_study(loaded))
+    }
 
 
 def printed(code):
@@ -135,7 +145,7 @@ SETTINGS = json.loads((PRESET / "config.json").read_text())
     ],
 )
 def test_a_broken_folder_is_one_certain_problem(tmp_path, file, content, said, monkeypatch):
-    monkeypatch.setattr(problems.os, "sysconf", lambda name: 40_000)  # 1.6 GB: too little for a model of unknown size
+    monkeypatch.setattr(preflight.os, "sysconf", lambda name: 40_000)  # 1.6 GB: too little for a model of unknown size
     (tmp_path / "model").mkdir()
     for one in PRESET.iterdir():
         (tmp_path / "model" / one.name).write_bytes(one.read_bytes())
@@ -179,7 +189,7 @@ def test_a_model_in_the_local_cache_is_there(tmp_path):
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("0123")
     (snapshot / "config.json").write_text('{"max_position_embeddings": 64}')
-    code = "from fedmem import hub_cache; print(*map(hub_cache.has_model, ['some/model', 'some/other']))"
+    code = "from fedmem.study.preflight import has_model; print(*map(has_model, ['some/model', 'some/other']))"
     assert printed(code) == "True False"  # in a process of its own: the cache's place is read at import
 
 
@@ -205,23 +215,21 @@ def test_texts_that_are_too_short(tmp_path):
 
 def test_no_disk_and_a_folder_that_is_not_writable(tmp_path, monkeypatch):
     full = type("Usage", (), {"free": 1_000_000})
-    monkeypatch.setattr(problems.shutil, "disk_usage", lambda place: full)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda place: full)
     assert any(message.startswith("disk: about 0.") for message in found())
-    monkeypatch.setattr(problems.os, "access", lambda place, mode: False)
+    monkeypatch.setattr(preflight.os, "access", lambda place, mode: False)
     assert [sure for message, sure in found().items() if "cannot be written to" in message] == [True]
 
 
 def test_what_is_certain_is_refused_and_finished_stages_have_no_problems():
     with pytest.raises(ConfigError, match="one\ntwo"):
-        problems.refuse(
-            [problems.Problem("one", True), problems.Problem("perhaps", False), problems.Problem("two", True)]
-        )
-    problems.refuse([problems.Problem("perhaps", False)])
-    loaded = study.load(STUDIES / "demo.yaml", overrides={"model": "some/model", "algorithm": "none"})
+        preflight.refuse([Problem("one", True), Problem("perhaps", False), Problem("two", True)])
+    preflight.refuse([Problem("perhaps", False)])
+    loaded = load_study(STUDIES / "demo.yaml", overrides={"model": "some/model", "algorithm": "none"})
     for job in loaded.jobs.values():
-        parent = runs.open_stage(job.parent.folder) if job.parent else None
-        runs.begin(job.config, parent).publish()
-    assert problems.find(study.plan(loaded), estimates.of(loaded)) == []
+        parent = open_stage(job.parent.folder) if job.parent else None
+        begin_stage(job.config, parent).publish()
+    assert preflight.find_problems(make_plan(loaded), estimates.estimate_study(loaded)) == []
 
 
 # --- estimates ------------------------------------------------------------------------------------------------------
@@ -236,13 +244,13 @@ def test_sizes_of_models(tmp_path):
 
 
 def train_estimate(asked=None, **overrides):
-    loaded = study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"} | overrides)
+    loaded = load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"} | overrides)
     (job,) = (job for job in loaded.jobs.values() if job.stage == "train")
     return estimates.estimate(job, asked)
 
 
 def test_the_rule_grows_with_what_it_should():
-    plain, start = train_estimate(), estimates.START_SECONDS["train"]
+    plain, start = train_estimate(), START_SECONDS["train"]
     assert 30 < plain.seconds < 300
     double = train_estimate(rounds=24)
     assert 1.7 < (double.seconds - start) / (plain.seconds - start) < 2.1
@@ -268,48 +276,48 @@ def test_a_preset_that_is_still_to_be_made_takes_its_time(tmp_path):
 
 
 def test_a_past_stage_corrects_the_rule(monkeypatch):
-    loaded = study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"})
+    loaded = load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"})
     jobs = list(loaded.jobs.values())
     stage = None
     for job in jobs[:2]:
-        stage = runs.begin(job.config, stage).publish()
+        stage = begin_stage(job.config, stage).publish()
     manifest = json.loads((stage.folder / "manifest.json").read_text())
     by_rule = train_estimate().seconds
     # it took twice as long as the rule says, kernel and imports included
-    manifest["seconds"] = 2 * by_rule - estimates.START_SECONDS["train"]
+    manifest["seconds"] = 2 * by_rule - START_SECONDS["train"]
     (stage.folder / "manifest.json").write_text(json.dumps(manifest))
-    other = study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedprox", "rounds": 6})
+    other = load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedprox", "rounds": 6})
     (job,) = (job for job in other.jobs.values() if job.stage == "train")
-    guess = estimates.estimate(job, past=estimates.Past())
+    guess = estimates.estimate(job, past=Past())
     assert guess.source == f"like train/{stage.folder.name}"
     assert guess.seconds == pytest.approx(2 * estimates.estimate(job).seconds)
     # a stage that is far larger is not judged by it
-    huge = study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg", "model": "Qwen/Qwen2.5-3B"})
+    huge = load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg", "model": "Qwen/Qwen2.5-3B"})
     (job,) = (job for job in huge.jobs.values() if job.stage == "train")
-    assert estimates.estimate(job, past=estimates.Past()).source == "rule"
+    assert estimates.estimate(job, past=Past()).source == "rule"
 
 
 def test_files_win_over_estimates():
-    loaded = study.load(STUDIES / "all.yaml")
-    asked, guesses = estimates.asked(loaded), estimates.of(loaded)
+    loaded = load_study(STUDIES / "all.yaml")
+    asked, guesses = estimates.asked(loaded), estimates.estimate_study(loaded)
     (job, *_) = (job for job in loaded.jobs.values() if job.stage == "train")
     wanted = estimates.resources(guesses[job.id], asked[job.id] | {"runtime": 77})
     assert (wanted["gpu"], wanted["runtime"]) == (1, 77)
     assert wanted["mem_mb"] > 1.2 * guesses[job.id].mem_mb
     assert all(type(amount) is int for amount in wanted.values())
-    entries = study.session_jobs(study.plan(loaded), guesses)
+    entries = session_jobs(make_plan(loaded), guesses)
     assert {entry["threads"] for entry in entries} == {1}
     assert {entry["resources"]["gpu"] for entry in entries if entry["stage"] in ("train", "generate")} == {1}
     assert {entry["resources"]["gpu"] for entry in entries if entry["stage"] in ("detect", "analyze")} == {0}
 
 
 def test_hours_are_bounded_by_path_cores_and_gpus():
-    loaded = study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"})
+    loaded = load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"})
     jobs = list(loaded.jobs.values())  # five stages in a row, an hour each
-    hour = {job.id: estimates.Estimate(3600, 1, 0, 1, int(job.stage == "train")) for job in jobs}
+    hour = {job.id: Estimate(3600, 1, 0, 1, int(job.stage == "train")) for job in jobs}
     assert estimates.hours(jobs, hour, cores=8, devices=1) == 5
-    two = list(study.load(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"} | {"rounds": 3}).jobs.values())[1:]
-    hour |= {job.id: estimates.Estimate(3600, 1, 0, 1, int(job.stage == "train")) for job in two}
+    two = list(load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"} | {"rounds": 3}).jobs.values())[1:]
+    hour |= {job.id: Estimate(3600, 1, 0, 1, int(job.stage == "train")) for job in two}
     assert estimates.hours(jobs + two, hour, cores=1, devices=1) == 9
 
 
@@ -317,8 +325,8 @@ def test_hours_are_bounded_by_path_cores_and_gpus():
 
 
 def test_the_plan_says_what_sharing_saves():
-    plan = study.plan(study.load(STUDIES / "all.yaml"))
-    lines, found_ = planning_view.show(plan, cores=2)
+    plan = make_plan(load_study(STUDIES / "all.yaml"))
+    lines, found_ = plan_table.show(plan, cores=2)
     text = "\n".join(lines)
     # 55 runs of 5 stages and the report, against 4 + 21 + 3 * 41 stages and the report
     assert "55 runs: 276 notebooks one by one, 149 where runs share stages" in text
@@ -330,8 +338,8 @@ def test_the_plan_says_what_sharing_saves():
 
 def test_planning_imports_no_torch():
     code = (
-        "import sys; from fedmem import study, planning_view; "
-        f"planning_view.show(study.plan(study.load({str(STUDIES / 'all.yaml')!r}))); "
+        "import sys; from fedmem.cli import plan_table; from fedmem.study import loading, plan; "
+        f"plan_table.show(plan.make_plan(loading.load_study({str(STUDIES / 'all.yaml')!r}))); "
         "print(sorted({'torch', 'transformers', 'flwr', 'datasets', 'sklearn'} & set(sys.modules)))"
     )
     assert printed(code) == "[]"
@@ -349,8 +357,8 @@ def test_the_command_prints_problems_and_says_so_by_its_exit_code(capsys, monkey
 
 
 def test_a_job_takes_the_processors_that_it_uses():
-    loaded = study.load(STUDIES / "demo.yaml", overrides={"torch_threads": 4, "detect_workers": 2})
-    entries = study.session_jobs(study.plan(loaded), estimates.of(loaded))
+    loaded = load_study(STUDIES / "demo.yaml", overrides={"torch_threads": 4, "detect_workers": 2})
+    entries = session_jobs(make_plan(loaded), estimates.estimate_study(loaded))
     threads = {entry["stage"]: entry["threads"] for entry in entries}
     assert threads == {"partition": 1, "train": 4, "generate": 4, "detect": 2, "analyze": 1, "studies": 1}
 
@@ -358,7 +366,7 @@ def test_a_job_takes_the_processors_that_it_uses():
 def test_behind_a_proxy_the_hub_may_answer(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    assert "cannot be reached" in hub_cache.silent()
-    hub_cache.silent.cache_clear()
+    assert "cannot be reached" in preflight.silent()
+    preflight.silent.cache_clear()
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert hub_cache.silent() == ""
+    assert preflight.silent() == ""

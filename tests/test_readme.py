@@ -9,8 +9,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from fedmem import tables
-from fedmem.runs import NOTEBOOKS
+from fedmem.cli import readme_tables
+from fedmem.results.identity import NOTEBOOKS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text()
@@ -18,23 +18,23 @@ LOCK = dict(line.split("==") for line in (REPOSITORY / "requirements.lock").read
 
 
 def test_the_tables_are_the_generated_ones():
-    for table in tables.tables():
+    for table in readme_tables.tables():
         assert table in README, f"renew it with `make tables`: {table.splitlines()[0]}"
 
 
 def test_every_notebook_and_study_is_listed():
-    assert [line.split("]")[0][3:] for line in tables.notebooks().splitlines()[2:]] == list(NOTEBOOKS.values())
+    assert [line.split("]")[0][3:] for line in readme_tables.notebooks().splitlines()[2:]] == list(NOTEBOOKS.values())
     for study in (REPOSITORY / "params/studies").glob("*.yaml"):
         assert f"(params/studies/{study.name}) | {yaml.safe_load(study.read_text())['title']} |" in README
 
 
 def test_tables_are_written_in_their_places():
-    old = "# A\n\n" + "\n\ntext\n\n".join(table.split("\n")[0] + "\n| old |" for table in tables.tables()) + "\n"
-    new = tables.written(old)
-    assert new == "# A\n\n" + "\n\ntext\n\n".join(tables.tables()) + "\n"
-    assert tables.written(new) == new
+    old = "# A\n\n" + "\n\ntext\n\n".join(table.split("\n")[0] + "\n| old |" for table in readme_tables.tables()) + "\n"
+    new = readme_tables.written(old)
+    assert new == "# A\n\n" + "\n\ntext\n\n".join(readme_tables.tables()) + "\n"
+    assert readme_tables.written(new) == new
     with pytest.raises(ValueError, match="no table begins with"):
-        tables.written("# A\n")
+        readme_tables.written("# A\n")
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))

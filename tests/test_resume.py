@@ -14,9 +14,16 @@ import pytest
 from killed_training import train
 from small_federation import settings, whole
 
-from fedmem import leftovers, runs
-from fedmem.config import PartitionConfig, TrainConfig
-from fedmem.flower_grid import FederatedError
+from fedmem.config.partition import PartitionConfig
+from fedmem.config.stages import TrainConfig
+from fedmem.results import progress as results_progress
+from fedmem.results import work as results_work
+from fedmem.results import work as stage_work
+from fedmem.results.identity import notebook_file
+from fedmem.results.progress import DEAD_SECONDS, KEPT, Progress, _beat, _host, take_up
+from fedmem.results.stage import MANIFEST, StageError, find_stage
+from fedmem.results.work import begin_stage
+from fedmem.train.in_process_grid import FederatedError
 
 pytest_plugins = ["small_fixtures"]
 
@@ -48,7 +55,7 @@ def place(tmp_path_factory, new_model, tokenizer, rows):
     tokenizer.save_pretrained(place / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDMEM_RESULTS", str(place / "results"))
-        work = runs.begin(PartitionConfig())
+        work = begin_stage(PartitionConfig())
         work.save_table("rows", rows)
         work.publish()
     kills = [
@@ -67,7 +74,7 @@ def parameters(place: Path, changes: dict) -> dict:
 
 @pytest.fixture
 def results(place, monkeypatch):
-    monkeypatch.setattr(runs, "code_digest", killed_training.code_digest)
+    monkeypatch.setattr(stage_work, "code_digest", killed_training.code_digest)
     monkeypatch.setenv("FEDMEM_RESULTS", str(place / "results"))
     return place / "results"
 
@@ -84,7 +91,7 @@ def undisturbed(place, tmp_path, monkeypatch, case) -> dict[str, bytes]:
 @pytest.mark.parametrize("case", CASES)
 def test_killed_after_round_2_of_3_and_resumed_has_the_same_bytes(place, results, tmp_path, monkeypatch, case):
     trained = []
-    monkeypatch.setattr("fedmem.federated.train_locally", noting(trained))
+    monkeypatch.setattr("fedmem.train.federation.train_locally", noting(trained))
     stage = train(parameters(place, CASES[case][0]))
     resumed = {name: content for name, content in whole(stage.folder).items() if name != "manifest.json"}
     expected = {"local": 4, "central": 1}.get(case, 3)  # local: a round of client 1 and three of client 2
@@ -103,7 +110,7 @@ def test_the_training_cell_run_again_after_an_interrupt_goes_on(place, tmp_path,
     (tmp_path / "results").mkdir()
     (tmp_path / "results/partition").symlink_to(place / "results/partition")
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
-    notebook = json.loads(runs.notebook_file("train").read_text(encoding="utf-8"))
+    notebook = json.loads(notebook_file("train").read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     (training,) = (number for number, cell in enumerate(cells) if cell.startswith("history ="))
 
@@ -124,13 +131,13 @@ def test_the_training_cell_run_again_after_an_interrupt_goes_on(place, tmp_path,
 
     session, steps = run({}, cells[:training]), []
     with monkeypatch.context() as patch:
-        patch.setattr("fedmem.federated.train_locally", interrupted_after(steps, 4))
+        patch.setattr("fedmem.train.federation.train_locally", interrupted_after(steps, 4))
         with pytest.raises(KeyboardInterrupt):
             run(session, [cells[training]])
     run(session, [cells[training]])
     again = whole(session["work"].folder)
-    assert {name: again[name] for name in again if not name.startswith(leftovers.KEPT)} == {
-        name: undisturbed[name] for name in undisturbed if not name.startswith(leftovers.KEPT)
+    assert {name: again[name] for name in again if not name.startswith(KEPT)} == {
+        name: undisturbed[name] for name in undisturbed if not name.startswith(KEPT)
     }
     assert len(session["after"]) == len(whole_session["after"])
     assert session["history"].curves().equals(whole_session["history"].curves())
@@ -141,7 +148,7 @@ def test_a_round_that_cannot_be_read_is_forgotten_and_the_next_run_begins_anew(p
     (tmp_path / "results/partition").symlink_to(place / "results/partition")
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
     with monkeypatch.context() as patch:
-        patch.setattr("fedmem.federated.train_locally", interrupted_after([], 4))
+        patch.setattr("fedmem.train.federation.train_locally", interrupted_after([], 4))
         with pytest.raises(KeyboardInterrupt):
             train(parameters(place, {}))
     (weights,) = (tmp_path / "results/train").glob(".*/checkpoints/round-1/model.safetensors")
@@ -158,7 +165,7 @@ def undisturbed_weights(place, monkeypatch) -> bytes:
 
 
 def interrupted_after(steps: list, number: int):
-    from fedmem.training import train_locally
+    from fedmem.train.local_training import train_locally
 
     def train(model, *args, **kwargs):
         result = train_locally(model, *args, **kwargs)
@@ -171,7 +178,7 @@ def interrupted_after(steps: list, number: int):
 
 
 def noting(trained: list):
-    from fedmem.training import train_locally
+    from fedmem.train.local_training import train_locally
 
     def train_and_note(*args, **kwargs):
         trained.append(kwargs["first_step"])
@@ -194,9 +201,9 @@ MADE = {"identity": "i", "code": "c"}
 def left(target: Path, name: str, made=MADE, rounds: int = 2) -> Path:
     """A folder as a process leaves it that was killed after some rounds."""
     folder = target.parent / f".{target.name}.{name}"
-    (folder / leftovers.KEPT).mkdir(parents=True)
-    (folder / leftovers.KEPT / "alive").touch()
-    leftovers.Progress(folder, made).keep({"rounds": rounds})
+    (folder / KEPT).mkdir(parents=True)
+    (folder / KEPT / "alive").touch()
+    Progress(folder, made).keep({"rounds": rounds})
     (folder / "round-2").mkdir()
     return folder
 
@@ -208,12 +215,12 @@ def dead_pid() -> int:
 
 
 def here(pid: int) -> str:
-    return f"{leftovers._host()}-{pid}"
+    return f"{_host()}-{pid}"
 
 
 def test_a_dead_process_folder_is_taken_over_whole(target):
     folder = left(target, here(dead_pid()))
-    own, progress = leftovers.take_up(target, MADE)
+    own, progress = take_up(target, MADE)
     assert progress.value == {"rounds": 2}
     assert (own / "round-2").is_dir()
     assert not folder.exists()
@@ -223,7 +230,7 @@ def test_a_dead_process_folder_is_taken_over_whole(target):
 @pytest.mark.parametrize("made", [{"identity": "j", "code": "c"}, {"identity": "i", "code": "d"}])
 def test_what_was_made_of_something_else_is_removed_and_never_taken_up(target, made):
     folder = left(target, here(dead_pid()), made)
-    own, progress = leftovers.take_up(target, MADE)
+    own, progress = take_up(target, MADE)
     assert progress.value == {}
     assert not folder.exists()
     assert not (own / "round-2").exists()
@@ -231,33 +238,33 @@ def test_what_was_made_of_something_else_is_removed_and_never_taken_up(target, m
 
 def test_a_living_process_keeps_its_folder(target):
     folder = left(target, here(os.getppid()))
-    _, progress = leftovers.take_up(target, MADE)
+    _, progress = take_up(target, MADE)
     assert progress.value == {}
     assert (folder / "round-2").is_dir()
 
 
 def test_a_process_that_only_has_the_id_of_the_dead_one_keeps_nothing(target):
     folder = left(target, here(os.getppid()))
-    (folder / leftovers.KEPT / "alive").write_text(str(psutil.Process(os.getppid()).create_time() - 60))
-    _, progress = leftovers.take_up(target, MADE)
+    (folder / KEPT / "alive").write_text(str(psutil.Process(os.getppid()).create_time() - 60))
+    _, progress = take_up(target, MADE)
     assert progress.value == {"rounds": 2}
     assert not folder.exists()
 
 
 def test_a_folder_of_another_machine_is_left_alone_while_it_gives_signs_of_life(target, monkeypatch):
-    monkeypatch.setattr(leftovers, "BEAT_SECONDS", 0.5)
+    monkeypatch.setattr(results_progress, "BEAT_SECONDS", 0.5)
     folder = left(target, f"elsewhere-{dead_pid()}")
-    sign = folder / leftovers.KEPT / "alive"
-    threading.Thread(target=leftovers._beat, args=(sign,), daemon=True).start()
-    _, progress = leftovers.take_up(target, MADE)
+    sign = folder / KEPT / "alive"
+    threading.Thread(target=_beat, args=(sign,), daemon=True).start()
+    _, progress = take_up(target, MADE)
     assert progress.value == {}
     assert (folder / "round-2").is_dir()
 
 
 def test_a_folder_of_another_machine_is_taken_when_nobody_renews_its_sign(target, monkeypatch, capsys):
-    monkeypatch.setattr(leftovers, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(results_progress, "BEAT_SECONDS", 0.1)
     folder = left(target, f"elsewhere-{dead_pid()}")
-    _, progress = leftovers.take_up(target, MADE)
+    _, progress = take_up(target, MADE)
     assert progress.value == {"rounds": 2}
     assert not folder.exists()
     assert "watches for two minutes whether elsewhere still makes this stage" in capsys.readouterr().err
@@ -265,55 +272,55 @@ def test_a_folder_of_another_machine_is_taken_when_nobody_renews_its_sign(target
 
 def test_an_old_sign_of_another_machine_is_not_watched(target):
     folder = left(target, f"elsewhere-{dead_pid()}")
-    old = (folder / leftovers.KEPT / "alive").stat().st_mtime - leftovers.DEAD_SECONDS - 1
-    os.utime(folder / leftovers.KEPT / "alive", (old, old))
-    _, progress = leftovers.take_up(target, MADE)
+    old = (folder / KEPT / "alive").stat().st_mtime - DEAD_SECONDS - 1
+    os.utime(folder / KEPT / "alive", (old, old))
+    _, progress = take_up(target, MADE)
     assert progress.value == {"rounds": 2}
     assert not folder.exists()
 
 
 def test_a_process_that_begins_again_goes_on_with_its_own_folder(target):
-    own, progress = leftovers.take_up(target, MADE)
+    own, progress = take_up(target, MADE)
     progress.keep({"rounds": 1})
     assert progress.value == {"rounds": 1}
-    again, progress = leftovers.take_up(target, MADE)
+    again, progress = take_up(target, MADE)
     assert again == own
     assert progress.value == {"rounds": 1}
     assert progress.seconds > 0
-    _, other = leftovers.take_up(target, MADE | {"code": "d"})
+    _, other = take_up(target, MADE | {"code": "d"})
     assert other.value == {}
 
 
 def test_of_several_the_one_worked_on_last_goes_on(target):
     older, newer = left(target, here(dead_pid()), rounds=1), left(target, f"elsewhere-{dead_pid()}", rounds=2)
     for age, folder in ((3000, older), (2000, newer)):
-        sign = folder / leftovers.KEPT / "alive"
+        sign = folder / KEPT / "alive"
         moment = sign.stat().st_mtime - age
         os.utime(sign, (moment, moment))
-    _, progress = leftovers.take_up(target, MADE)
+    _, progress = take_up(target, MADE)
     assert progress.value == {"rounds": 2}
     assert len(list(target.parent.iterdir())) == 1
 
 
 def test_a_torn_record_counts_as_none(target):
     folder = left(target, here(dead_pid()))
-    (folder / leftovers.KEPT / "record.json").write_text('{"made": ')
-    assert leftovers.take_up(target, MADE)[1].value == {}
+    (folder / KEPT / "record.json").write_text('{"made": ')
+    assert take_up(target, MADE)[1].value == {}
 
 
 def test_a_publishing_that_is_interrupted_has_cost_nothing(results, monkeypatch):
-    work = runs.begin(TrainConfig(rounds=7), runs.find("partition"))
+    work = begin_stage(TrainConfig(rounds=7), find_stage("partition"))
     work.path("weights").write_text("of the last round")
     work.progress.keep({"rounds": 2})
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "_commit", interrupted)
+        patch.setattr(results_work, "_commit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             work.publish()
-    (work.folder / runs.MANIFEST).write_text("{}")  # as one that was interrupted a moment later leaves it
-    again = runs.begin(TrainConfig(rounds=7), runs.find("partition"))
+    (work.folder / MANIFEST).write_text("{}")  # as one that was interrupted a moment later leaves it
+    again = begin_stage(TrainConfig(rounds=7), find_stage("partition"))
     assert again.progress.value == {"rounds": 2}
     assert again.publish().manifest["files"].keys() == {"weights"}
-    assert not (again.target / leftovers.KEPT).exists()
+    assert not (again.target / KEPT).exists()
 
 
 def interrupted():
@@ -321,9 +328,9 @@ def interrupted():
 
 
 def test_a_folder_that_was_taken_over_is_not_published(results):
-    work = runs.begin(TrainConfig(rounds=2), runs.find("partition"))
+    work = begin_stage(TrainConfig(rounds=2), find_stage("partition"))
     work.folder.rename(work.folder.with_name(".taken"))
     work.path("late.txt").write_text("written after another process took the folder over")
-    with pytest.raises(runs.StageError, match="another process took this one for dead"):
+    with pytest.raises(StageError, match="another process took this one for dead"):
         work.publish()
     assert not work.target.exists()

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedmem import retrieval
-from fedmem.retrieval import BM25Index, Index, open_engine, query_terms, stop_words, tokens
+from fedmem.retrieval import bm25
+from fedmem.retrieval.bm25 import BM25Index
+from fedmem.retrieval.engines import open_engine
+from fedmem.retrieval.index import Index
+from fedmem.retrieval.tokens import _lower, _unicode_words, query_terms, stop_words, tokens
 
 PUBLIC = Path(__file__).parent / "data" / "lucene_bm25.json"
 any_text = st.text(st.characters(exclude_categories=()), max_size=60)  # lone surrogates included
@@ -70,7 +73,7 @@ def test_long_tokens_are_split_at_255_units():
 @given(st.text(st.characters(codec="ascii"), max_size=400))
 @example("_" * 3 + "a" * 300 + ".5")
 def test_the_fast_path_for_ascii_is_only_a_fast_path(text):
-    assert tokens(text) == [retrieval._lower(token) for token in retrieval._unicode_words(text)]
+    assert tokens(text) == [_lower(token) for token in _unicode_words(text)]
 
 
 def test_scores_by_hand():
@@ -104,7 +107,7 @@ def test_ties_go_to_the_lowest_row_even_past_the_cut():
 
 def test_near_ties_get_lucenes_own_score(monkeypatch, shared):
     golden = json.loads((shared / "data" / "lucene_bm25.json").read_text("utf-8"))
-    monkeypatch.setattr(retrieval, "_NEAR", 0.5)  # now nearly every hit counts as a near tie
+    monkeypatch.setattr(bm25, "_NEAR", 0.5)  # now nearly every hit counts as a near tie
     index = BM25Index.build(golden["docs"])
     for hits, expected in zip(index.search(golden["queries"][:12], 10), golden["top10"][:12], strict=True):
         assert [row for row, _ in hits] == [row for row, _ in expected]
@@ -116,7 +119,7 @@ def test_near_ties_get_lucenes_own_score(monkeypatch, shared):
 def test_many_segments_change_nothing(monkeypatch, shared):
     golden = json.loads((shared / "data" / "lucene_bm25.json").read_text("utf-8"))
     whole = BM25Index.build(golden["docs"])
-    monkeypatch.setattr(retrieval, "_HEAP_BYTES", 15_000_000)  # tantivy's least
+    monkeypatch.setattr(bm25, "_HEAP_BYTES", 15_000_000)  # tantivy's least
     texts = golden["docs"] * 6
     split = BM25Index.build(texts)
     assert split._searcher.num_segments > 1
@@ -176,7 +179,7 @@ def test_the_embedded_engine_gives_indices():
         assert [row for row, _ in index.search(["fever"], 5)[0]] == [0]
     assert engine.check() == {"engine": "embedded", "tantivy": metadata.version("tantivy")}
     # elsewhere the package is not even imported
-    code = "import sys, fedmem.retrieval, fedmem.detect; sys.exit('elasticsearch' in sys.modules)"
+    code = "import sys, fedmem.retrieval.bm25, fedmem.detect; sys.exit('elasticsearch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -17,9 +17,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedmem import runs
-from fedmem.execute import NotebookError, execute, json_safe
-from fedmem.pages import to_html
+from fedmem.display.html_page import to_html
+from fedmem.machine.paths import file_digest
+from fedmem.results.identity import NOTEBOOKS, notebook_file
+from fedmem.results.stage import find_stage, finished_stages
+from fedmem.study.execute import NotebookError, execute, json_safe
 
 pytestmark = pytest.mark.notebooks
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -48,7 +50,7 @@ TABLES = {
 def fedmem(*arguments, results, checkout=REPOSITORY, **environment):
     """Runs the command in a process of its own; returns it, with its output."""
     settings = os.environ | {"FEDMEM_RESULTS": str(results), "PYTHONPATH": str(checkout)} | environment
-    command = [sys.executable, "-m", "fedmem.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fedmem.cli.main", *map(str, arguments)]
     return subprocess.run(command, env=settings, cwd=checkout, capture_output=True, text=True, timeout=900)
 
 
@@ -87,7 +89,7 @@ def digests(results):
         *results.glob("[a-z]*/*/mr.json"),
         *results.glob("[a-z]*/*/**/*.safetensors"),
     ]
-    return {str(path.relative_to(results)): runs.file_digest(path) for path in files}
+    return {str(path.relative_to(results)): file_digest(path) for path in files}
 
 
 # --- by the runner --------------------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ def digests(results):
 
 def test_every_stage_publishes_its_tables(results):
     for stage, tables in TABLES.items():
-        found = runs.finished(stage)
+        found = finished_stages(stage)
         assert len(found) == (1 if stage == "partition" else 2)
         for one in found:
             for name, columns in tables.items():
@@ -104,7 +106,7 @@ def test_every_stage_publishes_its_tables(results):
 
 def test_every_stage_has_its_executed_copy_and_page(results):
     for stage in TABLES:
-        for one in runs.finished(stage):
+        for one in finished_stages(stage):
             copy = nbformat.read(one.folder / "notebook.ipynb", as_version=4)
             nbformat.validate(copy)
             assert (one.folder / "notebook.html").stat().st_size > 5_000
@@ -127,19 +129,19 @@ def test_pages_are_self_contained(results):
 
 
 def test_the_shared_partition_was_executed_once(results):
-    first, second = runs.finished("train")
+    first, second = finished_stages("train")
     assert first.parent.folder == second.parent.folder
 
 
 def test_manifests_say_what_was_done(results):
-    analysis = runs.finished("analyze")[0]
+    analysis = finished_stages("analyze")[0]
     for stage in TABLES:
         manifest = analysis.ancestor(stage).manifest
         assert manifest["versions"]["torch"]
         assert manifest["seconds"] > 0
         assert set(manifest["parameters"]) >= set(manifest["effective"])
         for name, digest in manifest["files"].items():
-            assert runs.file_digest(analysis.ancestor(stage).folder / name) == digest
+            assert file_digest(analysis.ancestor(stage).folder / name) == digest
 
 
 def test_runs_csv_has_a_row_a_run_with_parameters_and_figures(results):
@@ -154,7 +156,7 @@ def test_runs_csv_has_a_row_a_run_with_parameters_and_figures(results):
 
 
 def test_the_controls_are_held_out_rows(results):
-    stage = runs.finished("generate")[0]
+    stage = finished_stages("generate")[0]
     rows = stage.ancestor("partition").table("rows").set_index("row_id")["split"]
     suffixes = stage.table("suffixes")
     assert set(rows[suffixes.loc[suffixes["member"], "row_id"]]) == {"train"}
@@ -243,21 +245,21 @@ def test_notebooks_in_order_follow_the_first_one(tmp_path, monkeypatch):
     """Only n_clients is changed, in notebook 1; training is cut short, all else is the notebooks' own defaults."""
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
     given = {"partition": {"n_clients": 4}, "train": {"rounds": 1, "local_epochs": 1}}
-    for stage in runs.NOTEBOOKS:
-        execute(runs.notebook_file(stage), tmp_path / f"{stage}.ipynb", given.get(stage, {}))
-    matrix = json.loads((runs.find("analyze").folder / "mr.json").read_text())["verbatim"]["matrix"]
+    for stage in NOTEBOOKS:
+        execute(notebook_file(stage), tmp_path / f"{stage}.ipynb", given.get(stage, {}))
+    matrix = json.loads((find_stage("analyze").folder / "mr.json").read_text())["verbatim"]["matrix"]
     assert [len(row) for row in matrix] == [4] * 4
     assert (tmp_path / "results/studies/latest/runs.csv").is_file()
 
 
 def test_a_parameter_that_nobody_reads_is_refused(results, tmp_path):
     with pytest.raises(NotebookError, match="unknown parameter 'prefx_tokens'; did you mean 'prefix_tokens'"):
-        execute(runs.notebook_file("generate"), tmp_path / "out.ipynb", {"prefx_tokens": 50})  # B02
+        execute(notebook_file("generate"), tmp_path / "out.ipynb", {"prefx_tokens": 50})  # B02
 
 
 def test_a_list_left_as_text_is_refused(results, tmp_path):
     with pytest.raises(NotebookError, match=r"confidence: got .0\.9.; allowed is a number"):
-        execute(runs.notebook_file("analyze"), tmp_path / "out.ipynb", {"confidence": "0.9"})  # B01
+        execute(notebook_file("analyze"), tmp_path / "out.ipynb", {"confidence": "0.9"})  # B01
 
 
 def test_parameters_are_handed_on_as_json():
@@ -314,7 +316,7 @@ def test_a_bad_corpus_stops_in_notebook_1(tmp_path, monkeypatch, line, said):
     corpus.write_text("\n".join(rows) + "\n")
     given = {"corpus": "file", "corpus_path": str(corpus), "train_rows": 1, "test_rows": 0, "heldout_rows": 0}
     with pytest.raises(NotebookError, match=said if line is not None else "2 groups for 3 clients"):
-        execute(runs.notebook_file("partition"), tmp_path / "out.ipynb", given)
+        execute(notebook_file("partition"), tmp_path / "out.ipynb", given)
     assert not list((tmp_path / "results").glob("partition/[!.]*"))
 
 
@@ -339,15 +341,16 @@ def test_the_kernel_is_this_interpreter_whatever_the_notebook_names(tmp_path):
 
 
 def test_a_notebook_that_publishes_nothing_is_a_failure(tmp_path, monkeypatch):
-    from fedmem import execute as executing
+    from fedmem.study import execute as study_execute
+    from fedmem.study.execute import failure, run_job
 
     notebook = small_notebook(tmp_path / "idle.ipynb", "1 + 1")
-    monkeypatch.setattr(executing, "notebook_file", lambda stage: notebook)
+    monkeypatch.setattr(study_execute, "notebook_file", lambda stage: notebook)
     monkeypatch.chdir(tmp_path)
     job = {"id": "x", "stage": "train", "folder": str(tmp_path / "results/train/x"), "parameters": {}}
     with pytest.raises(NotebookError, match="published no stage"):
-        executing.run_job(job)
-    assert executing.failure(tmp_path / "results/train/x")
+        run_job(job)
+    assert failure(tmp_path / "results/train/x")
     assert (tmp_path / "results/train/x.failed.html").is_file()
 
 

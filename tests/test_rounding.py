@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from fedmem.plots import percent_words
-from fedmem.rounding import figures, half_up
-from fedmem.sentences import percent
+from fedmem.display.drawing import percent_words
+from fedmem.display.numbers import half_up, percent, significant_figures
 
 
 @pytest.mark.parametrize(
@@ -31,15 +30,15 @@ def test_a_share_reads_the_same_however_it_was_summed(share):
     assert percent(share / 10) == "4.38 %"
     assert percent_words(10 * share) == "4.4"
     assert percent_words(share) == "0.44"
-    assert figures(100 * share) == "43.75"
+    assert significant_figures(100 * share) == "43.75"
 
 
 def test_a_half_is_not_rounded_to_the_even_neighbour():
     assert percent_words(12.5) == "13"
     assert percent(0.03125) == "3.13 %"
-    assert figures(1.5625) == "1.563"
+    assert significant_figures(1.5625) == "1.563"
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.25, 1e-7, 123456.0, -0.3333333, math.nan, 9.99996])
 def test_tables_are_else_as_they_were(value):
-    assert figures(value) == f"{value:.4g}"
+    assert significant_figures(value) == f"{value:.4g}"

@@ -16,10 +16,11 @@ import nbformat
 import pytest
 from small_house import House, until
 
-from fedmem import gpus, runner, runs
-from fedmem.config import PartitionConfig
-from fedmem.execute import put_copies
-from fedmem.runner import Progress
+from fedmem.config.partition import PartitionConfig
+from fedmem.results.work import begin_stage
+from fedmem.study import gpus, runner
+from fedmem.study.execute import put_copies
+from fedmem.study.runner import Progress, _executor, _limits, live, only_runner
 
 pytestmark = pytest.mark.notebooks
 WAIT = """
@@ -73,16 +74,16 @@ def test_a_second_run_is_refused_or_waits_and_status_shows_the_first(house):
 
 def test_the_lock_survives_a_look_and_is_free_once_its_process_is_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path))
-    assert runner.live() is None
-    with runner.only_runner("a") as lock:
+    assert live() is None
+    with only_runner("a") as lock:
         runner.note(lock, session="/there")
-        assert runner.live() == {
+        assert live() == {
             "study": "a", "host": os.uname().nodename, "front": os.getpid(), "session": "/there",
         }  # fmt: skip
-    assert runner.live() is None
+    assert live() is None
     (tmp_path / ".runner" / "lock").write_text("999999 half a li")  # whatever a killed process left
-    with runner.only_runner("b"):
-        assert runner.live()["study"] == "b"
+    with only_runner("b"):
+        assert live()["study"] == "b"
 
 
 # --- an interrupt ---------------------------------------------------------------------------------------------------
@@ -136,8 +137,8 @@ POOL = """
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 import time
-from fedmem.detect.settings import AlignmentSettings
-from fedmem.detect.stage import _start_worker
+from fedmem.detect.matches import _start_worker
+from fedmem.detect.pan.settings import AlignmentSettings
 
 if __name__ == "__main__":
     pool = ProcessPoolExecutor(1, get_context("spawn"), _start_worker, (AlignmentSettings(),))
@@ -268,10 +269,10 @@ def test_a_session_stands_as_its_markers_say(tmp_path):
 
 def test_the_executor_is_read_from_profile_and_arguments(tmp_path):
     (tmp_path / "config.yaml").write_text("executor: slurm\n")
-    assert runner._executor([]) == "local"
-    assert runner._executor(["--profile", str(tmp_path)]) == "slurm"
-    assert runner._executor(["--profile", str(tmp_path), "--executor=local"]) == "local"
-    assert runner._executor(["-e", "cluster-generic"]) == "cluster-generic"
+    assert _executor([]) == "local"
+    assert _executor(["--profile", str(tmp_path)]) == "slurm"
+    assert _executor(["--profile", str(tmp_path), "--executor=local"]) == "local"
+    assert _executor(["-e", "cluster-generic"]) == "cluster-generic"
 
 
 def test_a_profile_that_is_none_is_an_error(house):
@@ -295,7 +296,7 @@ def test_only_the_copy_that_made_the_stage_is_put_into_it(tmp_path, monkeypatch,
     copy = session / "job.ipynb"
     copy.write_text('{"cells": [' if torn else json.dumps(nbformat.v4.new_notebook()))
     time.sleep(0.02)
-    stage = runs.begin(PartitionConfig()).publish()
+    stage = begin_stage(PartitionConfig()).publish()
     (stage.folder / "notebook.ipynb").write_text("of the session that made it")
     time.sleep(0.02)
     if not old:  # papermill writes its copy again after the last cell
@@ -309,9 +310,9 @@ def test_only_the_copy_that_made_the_stage_is_put_into_it(tmp_path, monkeypatch,
 
 
 def test_a_local_profile_limits_itself(tmp_path):
-    assert runner._limits([], [])[:3] == ["--cores", "all", "--resources"]
+    assert _limits([], [])[:3] == ["--cores", "all", "--resources"]
     (tmp_path / "config.yaml").write_text("cores: 1\nresources:\n  - mem_mb=1000\n")
-    assert runner._limits([], ["--profile", str(tmp_path)]) == []
-    assert runner._limits([], ["--profile", str(tmp_path), "--cores", "2"]) == []
+    assert _limits([], ["--profile", str(tmp_path)]) == []
+    assert _limits([], ["--profile", str(tmp_path), "--cores", "2"]) == []
     (tmp_path / "config.yaml").write_text("keep-going: true\n")
-    assert runner._limits([], ["-c", "2", "--profile", str(tmp_path)])[0] == "--resources"
+    assert _limits([], ["-c", "2", "--profile", str(tmp_path)])[0] == "--resources"

@@ -9,9 +9,15 @@ import sys
 import pandas as pd
 import pytest
 
-from fedmem import runs
-from fedmem.config import AnalyzeConfig, ConfigError, DetectConfig, GenerateConfig, PartitionConfig, TrainConfig
-from fedmem.identity import code_digest
+from fedmem.config.parameter import ConfigError
+from fedmem.config.partition import PartitionConfig
+from fedmem.config.stages import AnalyzeConfig, DetectConfig, GenerateConfig, TrainConfig
+from fedmem.machine.paths import file_digest, results_root
+from fedmem.results import studies
+from fedmem.results.identity import code_digest, identity_of
+from fedmem.results.stage import StageError, find_stage, finished_stages, open_stage
+from fedmem.results.studies import run_table
+from fedmem.results.work import begin_stage
 
 
 @pytest.fixture(autouse=True)
@@ -20,17 +26,17 @@ def _results(tmp_path, monkeypatch):
 
 
 def published(config, parent=None, **tables):
-    work = runs.begin(config, parent)
+    work = begin_stage(config, parent)
     for name, frame in tables.items():
         work.save_table(name, frame)
     return work.publish()
 
 
 def test_identity_ignores_what_cannot_change_the_result():
-    assert runs.identity(TrainConfig(proximal_mu=1.0), "p", {}) == runs.identity(TrainConfig(proximal_mu=2.0), "p", {})
-    assert runs.identity(TrainConfig(device="cpu"), "p", {}) == runs.identity(TrainConfig(device="cuda"), "p", {})
-    assert runs.identity(TrainConfig(rounds=3), "p", {}) != runs.identity(TrainConfig(rounds=4), "p", {})
-    assert runs.identity(TrainConfig(), "p", {}) != runs.identity(TrainConfig(), "q", {})
+    assert identity_of(TrainConfig(proximal_mu=1.0), "p", {}) == identity_of(TrainConfig(proximal_mu=2.0), "p", {})
+    assert identity_of(TrainConfig(device="cpu"), "p", {}) == identity_of(TrainConfig(device="cuda"), "p", {})
+    assert identity_of(TrainConfig(rounds=3), "p", {}) != identity_of(TrainConfig(rounds=4), "p", {})
+    assert identity_of(TrainConfig(), "p", {}) != identity_of(TrainConfig(), "q", {})
 
 
 def test_identity_follows_the_content_of_a_file_not_its_path(tmp_path):
@@ -38,9 +44,9 @@ def test_identity_follows_the_content_of_a_file_not_its_path(tmp_path):
     first.write_text("{}\n")
     second.write_text("{}\n")
     here, there = (PartitionConfig(corpus="file", corpus_path=str(path)) for path in (first, second))
-    assert runs.identity(here) == runs.identity(there)
+    assert identity_of(here) == identity_of(there)
     second.write_text("{ }\n")
-    assert runs.identity(here) != runs.identity(there)
+    assert identity_of(here) != identity_of(there)
 
 
 def test_a_model_folder_counts_by_content(tmp_path):
@@ -50,15 +56,15 @@ def test_a_model_folder_counts_by_content(tmp_path):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         folders.append(TrainConfig(model=str(folder)))
-    assert runs.identity(folders[0], "p") == runs.identity(folders[1], "p")
+    assert identity_of(folders[0], "p") == identity_of(folders[1], "p")
     (tmp_path / "two" / "config.json").write_text('{"a": 1}')
-    assert runs.identity(folders[0], "p") != runs.identity(folders[1], "p")
+    assert identity_of(folders[0], "p") != identity_of(folders[1], "p")
 
 
 def test_publish_and_open_again():
     rows = pd.DataFrame({"client": [0, 1]})
     stage = published(PartitionConfig(), rows=rows)
-    again = runs.open_stage(stage.folder)
+    again = open_stage(stage.folder)
     pd.testing.assert_frame_equal(again.table("rows"), rows)
     assert again.config == PartitionConfig()
     assert set(again.manifest["files"]) == {"rows.parquet"}
@@ -67,13 +73,13 @@ def test_publish_and_open_again():
 
 
 def test_an_unfinished_folder_is_never_read(tmp_path):
-    work = runs.begin(PartitionConfig())
+    work = begin_stage(PartitionConfig())
     work.save_table("rows", pd.DataFrame({"client": [0]}))
-    assert runs.finished("partition") == []
-    with pytest.raises(runs.StageError, match=r"run notebooks/1_partition\.ipynb first"):
-        runs.find("partition")
-    with pytest.raises(runs.StageError, match="no finished stage"):
-        runs.open_stage(work.folder)
+    assert finished_stages("partition") == []
+    with pytest.raises(StageError, match=r"run notebooks/1_partition\.ipynb first"):
+        find_stage("partition")
+    with pytest.raises(StageError, match="no finished stage"):
+        open_stage(work.folder)
 
 
 def test_running_again_replaces_the_folder_whole():
@@ -85,11 +91,11 @@ def test_running_again_replaces_the_folder_whole():
 
 def test_a_killed_process_leaves_nothing_that_counts_and_its_folder_is_removed():
     kill = (
-        "import os; from fedmem import runs; from fedmem.config import PartitionConfig\n"
-        "work = runs.begin(PartitionConfig()); work.path('rows.parquet').write_bytes(b'half'); os._exit(9)"
+        "import os; from fedmem.config.partition import PartitionConfig; from fedmem.results.work import begin_stage\n"
+        "work = begin_stage(PartitionConfig()); work.path('rows.parquet').write_bytes(b'half'); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", kill], check=False).returncode == 9
-    folder = runs.results_root() / "partition"
+    folder = results_root() / "partition"
     assert len(list(folder.iterdir())) == 1
     stage = published(PartitionConfig(), rows=pd.DataFrame({"client": [0]}))
     assert list(folder.iterdir()) == [stage.folder]
@@ -98,50 +104,50 @@ def test_a_killed_process_leaves_nothing_that_counts_and_its_folder_is_removed()
 def test_latest_is_the_newest_and_ancestors_are_found():
     published(PartitionConfig(n_clients=2))
     newest = published(PartitionConfig(n_clients=4))
-    assert runs.find("partition").folder == newest.folder
-    train = published(TrainConfig(), runs.find("partition"))
+    assert find_stage("partition").folder == newest.folder
+    train = published(TrainConfig(), find_stage("partition"))
     generate = published(GenerateConfig(), train)
     assert generate.ancestor("partition").config.n_clients == 4
     assert generate.config.checkpoint_round == TrainConfig().rounds  # "last" is recorded as its number
-    with pytest.raises(runs.StageError, match="does not descend"):
+    with pytest.raises(StageError, match="does not descend"):
         train.ancestor("generate")
 
 
 def test_a_parent_of_the_wrong_stage_is_refused():
     stage = published(PartitionConfig())
-    with pytest.raises(runs.StageError, match="is a partition stage; wanted is a train stage"):
-        runs.find("train", str(stage.folder))
+    with pytest.raises(StageError, match="is a partition stage; wanted is a train stage"):
+        find_stage("train", str(stage.folder))
 
 
 def test_parameters_are_checked_against_the_ancestors_before_anything_is_written():
     train = published(TrainConfig(rounds=3), published(PartitionConfig()))
     with pytest.raises(ConfigError, match="checkpoint_round: got 4; allowed is 0 to rounds = 3"):
-        runs.begin(GenerateConfig(checkpoint_round=4), train)
-    assert not (runs.results_root() / "generate").exists()
+        begin_stage(GenerateConfig(checkpoint_round=4), train)
+    assert not (results_root() / "generate").exists()
 
 
 def test_a_missing_corpus_is_an_error_that_names_it():
     with pytest.raises(FileNotFoundError, match=r"corpus_path: there is no file .nowhere\.jsonl."):
-        runs.begin(PartitionConfig(corpus="file", corpus_path="nowhere.jsonl"))
+        begin_stage(PartitionConfig(corpus="file", corpus_path="nowhere.jsonl"))
 
 
 def test_a_foreign_kernel_is_refused(monkeypatch):
     monkeypatch.setenv("FEDMEM_PYTHON", "/usr/bin/another-python")
-    with pytest.raises(runs.StageError, match="another kernel named python3"):
-        runs.begin(PartitionConfig())
+    with pytest.raises(StageError, match="another kernel named python3"):
+        begin_stage(PartitionConfig())
 
 
 def test_json_has_null_for_nan_and_texts_for_keys():
-    work = runs.begin(PartitionConfig())
+    work = begin_stage(PartitionConfig())
     work.save_json("mr", {1: math.nan, "m": pd.DataFrame({"a": [1.5, math.nan]}).to_numpy()})
     assert json.loads(work.path("mr.json").read_text()) == {"1": None, "m": [[1.5], [None]]}
 
 
 def test_the_digest_of_a_folder_covers_names_and_bytes(tmp_path):
     (tmp_path / "a").write_text("x")
-    before = runs.file_digest(tmp_path)
+    before = file_digest(tmp_path)
     os.rename(tmp_path / "a", tmp_path / "b")
-    assert runs.file_digest(tmp_path) != before
+    assert file_digest(tmp_path) != before
 
 
 def test_an_entity_model_counts_by_content_and_only_where_candidates_are_typed(tmp_path):
@@ -149,40 +155,40 @@ def test_an_entity_model_counts_by_content_and_only_where_candidates_are_typed(t
     folder.mkdir()
     (folder / "meta.json").write_text("{}")
     typed = {"paraphrase_model": "some/classifier"}
-    first = runs.identity(DetectConfig(entity_model=str(folder), **typed))
+    first = identity_of(DetectConfig(entity_model=str(folder), **typed))
     moved = folder.rename(tmp_path / "elsewhere")
-    assert runs.identity(DetectConfig(entity_model=str(moved), **typed)) == first
+    assert identity_of(DetectConfig(entity_model=str(moved), **typed)) == first
     (moved / "meta.json").write_text('{"trained": "again"}')
-    assert runs.identity(DetectConfig(entity_model=str(moved), **typed)) != first
-    assert runs.identity(DetectConfig(entity_model=str(moved))) == runs.identity(DetectConfig())
+    assert identity_of(DetectConfig(entity_model=str(moved), **typed)) != first
+    assert identity_of(DetectConfig(entity_model=str(moved))) == identity_of(DetectConfig())
 
 
 def test_the_table_of_runs_says_which_were_made_by_other_code_or_of_other_files(monkeypatch):
     stage = None
     for config in (PartitionConfig(), TrainConfig(), GenerateConfig(), DetectConfig(), AnalyzeConfig()):
-        stage = runs.begin(config, stage).publish()
+        stage = begin_stage(config, stage).publish()
     description = {"runs": [{"name": name, "parameters": {}} for name in ("one", "missing")]}
 
     def states():
-        analysis = runs.open_stage(stage.folder)
-        return runs.run_table(description, {"one": analysis})["state"].to_dict()
+        analysis = open_stage(stage.folder)
+        return run_table(description, {"one": analysis})["state"].to_dict()
 
     assert states() == {"one": "finished", "missing": "to do"}
-    (runs.results_root() / "train").mkdir(exist_ok=True)
-    (runs.results_root() / "train" / "gone.failed.json").write_text('{"error": "no"}')
+    (results_root() / "train").mkdir(exist_ok=True)
+    (results_root() / "train" / "gone.failed.json").write_text('{"error": "no"}')
     description["runs"][1]["stages"] = {"train": "train/gone"}
     assert states()["missing"] == "failed"
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "code_digest", lambda stage: "other" if stage == "generate" else code_digest(stage))
+        patch.setattr(studies, "code_digest", lambda stage: "other" if stage == "generate" else code_digest(stage))
         assert states()["one"] == "stale"
-    work = runs.begin(PartitionConfig())
+    work = begin_stage(PartitionConfig())
     work.save_json("note", 1)
     work.publish()
     assert states()["one"] == "stale"
 
 
 def test_a_stage_that_succeeds_has_no_failure_any_more():
-    work = runs.begin(PartitionConfig())
+    work = begin_stage(PartitionConfig())
     record = work.target.with_name(f"{work.target.name}.failed.json")
     record.write_text('{"error": "of an attempt before"}')
     work.publish()

@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem import sentences
-from fedmem.sentences import percent
+from fedmem.analyze import sentences as analyze_sentences
+from fedmem.analyze.sentences import aggregate, excess_cells, exclusions, extracted, measurable, settling
+from fedmem.display.numbers import percent
+from fedmem.report import sentences
 
 NAN = float("nan")
 
@@ -38,7 +40,7 @@ def test_percent(value, words):
     ],
 )
 def test_a_difference_is_one_only_where_its_interval_leaves_0_out(excess, verdict):
-    text = sentences.aggregate(figures(*excess), "intra", "verbatim")
+    text = aggregate(figures(*excess), "intra", "verbatim")
     assert text.endswith(verdict)
     assert "Of 96 prefixes" in text
     assert "10.0 % match held-out text" in text
@@ -47,13 +49,13 @@ def test_a_difference_is_one_only_where_its_interval_leaves_0_out(excess, verdic
 
 
 def test_undefined_figures_are_called_so():
-    assert sentences.aggregate(figures(NAN, NAN, NAN), "intra", "verbatim").endswith("is not defined here.")
+    assert aggregate(figures(NAN, NAN, NAN), "intra", "verbatim").endswith("is not defined here.")
     assert "is not defined" in sentences.over_control(figures(NAN, NAN, NAN, "a"), "intra", "verbatim")
 
 
 def test_a_missing_control_is_called_so():
     alone = summary([("mr_intra", 0.25, 0.1, 0.4), ("control_intra", NAN, NAN, NAN), ("excess_intra", NAN, NAN, NAN)])
-    text = sentences.aggregate(alone, "intra", "verbatim")
+    text = aggregate(alone, "intra", "verbatim")
     assert text.startswith("Of 96 prefixes 25.0 % (10.0 % to 40.0 %) give back a client's own text")
     assert text.endswith("there is no held-out control here, so how much of it is chance is not known.")
     assert "there is no held-out control" in sentences.over_control(alone.assign(run="a"), "intra", "verbatim")
@@ -94,21 +96,21 @@ def test_comparisons_speak_after_holm_alone():
 
 def test_short_texts_make_a_ratio_of_0_say_nothing():
     table = pd.DataFrame({"text": ["continuation", "member suffix"], "n": [10, 10], "long_enough": [0, 10]})
-    assert "0 % of the continuations, 100 % of the member suffixes" in sentences.measurable(table, 50)
-    assert "says nothing about memorization" in sentences.measurable(table, 50)
-    assert "lower bound" in sentences.measurable(table.assign(long_enough=[5, 10]), 50)
-    assert "not be an artefact" in sentences.measurable(table.assign(long_enough=10), 50)
+    assert "0 % of the continuations, 100 % of the member suffixes" in measurable(table, 50)
+    assert "says nothing about memorization" in measurable(table, 50)
+    assert "lower bound" in measurable(table.assign(long_enough=[5, 10]), 50)
+    assert "not be an artefact" in measurable(table.assign(long_enough=10), 50)
 
 
 def test_what_stays_without_copies_and_babble():
     rows = [("nothing", 0.4), ("own suffix", 0.1), ("shared", 0.3), ("incoherent", 0.2), ("shared, incoherent", 0.1)]
     table = pd.DataFrame(rows, columns=["excluded", "value"]).assign(metric="mr_total", counting="paper")
-    text = sentences.exclusions(table)
+    text = exclusions(table)
     assert "is 40.0 %; it falls to 10.0 %" in text
     assert "(10.0 percentage points by shared passages, 20.0 percentage points by babble)" in text
-    hardly = sentences.exclusions(table.assign(value=[0.4, 0.1, 0.3, 0.2, 0.39999]))
+    hardly = exclusions(table.assign(value=[0.4, 0.1, 0.3, 0.2, 0.39999]))
     assert "is 40.0 %; it stays at 40.0 % when both" in hardly
-    assert "nothing to leave out" in sentences.exclusions(table.assign(value=0.0))
+    assert "nothing to leave out" in exclusions(table.assign(value=0.0))
 
 
 def test_few_runs_show_no_law_and_one_seed_no_spread():
@@ -124,20 +126,20 @@ def test_few_runs_show_no_law_and_one_seed_no_spread():
 def test_text_that_came_back_is_counted_and_crossed_named():
     rows = [(0, -1, 80, 100, 60), (0, 0, 70, 100, 60), (0, 1, 10, 100, 10)]
     table = pd.DataFrame(rows, columns=["suffix_client", "prefix_client", "chars", "available", "longest"])
-    text = sentences.extracted(table.assign(member=True))
+    text = extracted(table.assign(member=True))
     assert "80 of 100 characters" in text
     assert "longest passage 60" in text
     assert text.endswith("10 came to another client's prompts.")
-    assert "No run of words" in sentences.extracted(table.assign(member=True, chars=0))
+    assert "No run of words" in extracted(table.assign(member=True, chars=0))
 
 
 def test_settling_says_whether_suffixes_still_raise_it():
     halves = [("suffixes", 0.5, 0.2), ("suffixes", 1.0, 0.4), ("prefixes", 0.5, 0.4), ("prefixes", 1.0, 0.4)]
     rows = [(fewer, share, "mr_total", value) for fewer, share, value in halves]
     table = pd.DataFrame(rows, columns=["fewer", "share", "metric", "value"])
-    assert "still rises" in sentences.settling(table)
-    assert "hardly rises" in sentences.settling(table.assign(value=[0.39, 0.4, 0.4, 0.4]))
-    assert "not defined" in sentences.settling(table.assign(value=np.nan))
+    assert "still rises" in settling(table)
+    assert "hardly rises" in settling(table.assign(value=[0.39, 0.4, 0.4, 0.4]))
+    assert "not defined" in settling(table.assign(value=np.nan))
 
 
 def test_suffix_clients_and_kinds_and_cells():
@@ -147,12 +149,12 @@ def test_suffix_clients_and_kinds_and_cells():
     assert "client 0 comes back most often (30.0 %)" in text
     assert "client 1 least (10.0 %)" in text
     kinds = pd.DataFrame({"metric": "mr_total", "kind": ["verbatim", "paraphrase"], "value": [0.1, 0.2]})
-    assert "10.0 % verbatim, 20.0 % paraphrase" in sentences.kinds(kinds)
-    assert "upper bound" in sentences.kinds(kinds)
-    assert sentences.kinds(kinds.assign(value=0)).startswith("Nothing")
+    assert "10.0 % verbatim, 20.0 % paraphrase" in analyze_sentences.kinds(kinds)
+    assert "upper bound" in analyze_sentences.kinds(kinds)
+    assert analyze_sentences.kinds(kinds.assign(value=0)).startswith("Nothing")
     excess = pd.DataFrame(
         {"prefix_client": [0, 0], "suffix_client": [0, 1], "excess": [0.3, 0.1], "p_holm": [0.01, 0.2]}
     )
-    text = sentences.excess_cells(excess.assign(counting="paper"), "paper")
+    text = excess_cells(excess.assign(counting="paper"), "paper")
     assert text.startswith("Of 2 pairs of clients 1 show more than their control")
     assert "(1 of them a client with itself, 0 one" in text

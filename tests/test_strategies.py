@@ -14,13 +14,24 @@ from flwr.serverapp import strategy as flower
 from safetensors.numpy import load_file, save_file
 from small_federation import reply, rote_app, rote_run, settings
 
-from fedmem.config import TrainConfig
-from fedmem.continuing import FromRound, restore_state, state_of
-from fedmem.federated import FederatedError, History, InProcessGrid, describe, make_strategy, serve_rounds
-from fedmem.flower_grid import Array, ArrayRecord, ClientApp, ConfigRecord, Message, MetricRecord, RecordDict, clipping
-from fedmem.formulas import FORMULAS
-from fedmem.strategies import strategy_names
-from fedmem.weights import drift
+from fedmem.config.stages import TrainConfig
+from fedmem.train.checkpoints import FromRound, restore_state, state_of
+from fedmem.train.federation import serve_rounds
+from fedmem.train.history import History
+from fedmem.train.in_process_grid import (
+    Array,
+    ArrayRecord,
+    ClientApp,
+    ConfigRecord,
+    FederatedError,
+    InProcessGrid,
+    Message,
+    MetricRecord,
+    RecordDict,
+    clipping,
+)
+from fedmem.train.strategies import FORMULAS, describe, make_strategy, strategy_names
+from fedmem.train.weights import drift
 
 ALGORITHMS = get_args(TrainConfig.model_fields["algorithm"].annotation)
 FLOWERS = [name for name in ALGORITHMS if name[0].isupper()]

@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from fedmem import runs, study, study_files
-from fedmem.cli import main
-from fedmem.config import ConfigError
+from fedmem.cli.main import main
+from fedmem.config.parameter import ConfigError
+from fedmem.config.yaml_files import read
+from fedmem.machine.paths import results_root
+from fedmem.results.stage import StageError, find_stage, open_stage
+from fedmem.results.work import begin_stage
+from fedmem.study import plan as study_plan
+from fedmem.study.loading import load_study
+from fedmem.study.plan import make_plan, write_description
 
 PARAMS = Path(__file__).resolve().parent.parent / "params"
 
@@ -42,71 +48,71 @@ def only(study_):
 def test_every_shipped_study_is_valid(path, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("{}\n")
-    own = study_files.read(path).get("parameters", {}).get("corpus") == "file"  # then whoever runs it names the file
+    own = read(path).get("parameters", {}).get("corpus") == "file"  # then whoever runs it names the file
     overrides = {"corpus_path": str(corpus)} if own else {}
-    assert study.load(path, overrides=overrides).runs
+    assert load_study(path, overrides=overrides).runs
 
 
 def test_precedence_task_base_study_grid_set(params):
     path = params("base: small\nparameters: {task: qa, local_epochs: 3}\ngrid: {proximal_mu: [0.5]}\n")
-    train = only(study.load(path))["train"]
+    train = only(load_study(path))["train"]
     assert train.max_tokens == 300  # from the task
     assert train.rounds == 2  # the base wins over the task
     assert train.local_epochs == 3  # the study wins over the base
     assert train.proximal_mu == 0.5  # the grid
-    train = only(study.load(path, overrides={"proximal_mu": 0.7, "rounds": 4}))["train"]
+    train = only(load_study(path, overrides={"proximal_mu": 0.7, "rounds": 4}))["train"]
     assert (train.proximal_mu, train.rounds) == (0.7, 4)
-    assert only(study.load(path, base="other"))["train"].rounds == 7
+    assert only(load_study(path, base="other"))["train"].rounds == 7
 
 
 def test_a_base_gives_model_aliases(params):
     path = params("base: small\nparameters: {model: main}\n")
-    assert only(study.load(path))["train"].model == "tiny-qwen2"
-    assert only(study.load(path, base="other"))["train"].model == "some/model"
+    assert only(load_study(path))["train"].model == "tiny-qwen2"
+    assert only(load_study(path, base="other"))["train"].model == "some/model"
 
 
 def test_an_alias_brings_what_its_model_needs(params, tmp_path):
     base = tmp_path / "params/base/small.yaml"
     base.write_text("models: {main: tiny-qwen2, old: {model: some/old, max_tokens: 100}}\nmax_tokens: 200\n")
-    trains = [run.configs["train"] for run in study.load(params("base: small\ngrid: {model: [main, old]}\n")).runs]
+    trains = [run.configs["train"] for run in load_study(params("base: small\ngrid: {model: [main, old]}\n")).runs]
     assert [(t.model, t.max_tokens) for t in trains] == [("tiny-qwen2", 200), ("some/old", 100)]
     # the study itself wins over what the base says of a model, and says where a fault stands
-    loaded = study.load(params("base: small\nparameters: {model: old, max_tokens: 90}\n"))
+    loaded = load_study(params("base: small\nparameters: {model: old, max_tokens: 90}\n"))
     assert only(loaded)["train"].max_tokens == 90
     base.write_text("models: {old: {model: some/old, max_tokns: 100}}\n")
     with pytest.raises(ConfigError, match=r"small.yaml: models: unknown parameter 'max_tokns'; did you mean"):
-        study.load(params("base: small\nparameters: {model: old}\n"))
+        load_study(params("base: small\nparameters: {model: old}\n"))
     base.write_text("models: {old: 5}\n")
     with pytest.raises(ConfigError, match="models: old: got 5; allowed is a model's name"):
-        study.load(params("base: small\n"))
+        load_study(params("base: small\n"))
 
 
 def test_points_change_several_parameters_together(params):
     text = "base: small\ngrid: {algorithm: [fedavg, FedAdam]}\npoints: {plain: {}, clip: {update_clip: 1.0}}\n"
-    found = study.load(params(text)).runs
+    found = load_study(params(text)).runs
     assert [run.name for run in found] == ["fedavg-plain", "fedavg-clip", "FedAdam-plain", "FedAdam-clip"]
     assert [run.configs["train"].update_clip for run in found] == [None, 1.0, None, 1.0]
-    overridden = study.load(params(text), overrides={"update_clip": 2.0}).runs
+    overridden = load_study(params(text), overrides={"update_clip": 2.0}).runs
     assert {run.configs["train"].update_clip for run in overridden} == {2.0}
 
 
 def test_a_study_can_say_more_of_one_base(params):
     text = "base: other\nparameters: {local_epochs: 3}\nbases: {small: {local_epochs: 5}}\n"
-    assert only(study.load(params(text)))["train"].local_epochs == 3
-    assert only(study.load(params(text), base="small"))["train"].local_epochs == 5
-    assert only(study.load(params(text + "grid: {local_epochs: [7]}\n"), base="small"))["train"].local_epochs == 7
+    assert only(load_study(params(text)))["train"].local_epochs == 3
+    assert only(load_study(params(text), base="small"))["train"].local_epochs == 5
+    assert only(load_study(params(text + "grid: {local_epochs: [7]}\n"), base="small"))["train"].local_epochs == 7
 
 
 def test_resources_come_from_base_and_study(params, tmp_path):
     (tmp_path / "params/base/other.yaml").write_text("resources: {train: {gpu: 1, mem_mb: 9}, detect: {mem_mb: 5}}\n")
-    loaded = study.load(params("base: other\nparameters: {rounds: 1}\nresources: {train: {mem_mb: 7}}\n"))
+    loaded = load_study(params("base: other\nparameters: {rounds: 1}\nresources: {train: {mem_mb: 7}}\n"))
     (run,) = loaded.runs
     assert run.resources == {"train": {"gpu": 1, "mem_mb": 7}, "detect": {"mem_mb": 5}}
 
 
 def test_a_grid_is_a_product_and_shares_stages(params):
     path = params("base: small\ngrid: {algorithm: [fedavg, central], decoding: [greedy, top_k]}\n")
-    loaded = study.load(path)
+    loaded = load_study(path)
     assert [run.name for run in loaded.runs] == ["fedavg-greedy", "fedavg-top_k", "central-greedy", "central-top_k"]
     stages = [job.stage for job in loaded.jobs.values()]
     # 1 partition, 2 trainings, and each of the 4 runs its own generate, detect and analyze
@@ -115,17 +121,17 @@ def test_a_grid_is_a_product_and_shares_stages(params):
 
 def test_rounds_train_once(params):
     path = params("base: small\nparameters: {rounds: 5}\ngrid: {checkpoint_round: [1, 3, 5]}\n")
-    stages = [job.stage for job in study.load(path).jobs.values()]
+    stages = [job.stage for job in load_study(path).jobs.values()]
     assert (stages.count("train"), stages.count("generate")) == (1, 3)
 
 
 def test_included_studies_are_joined(params):
     params("base: small\ngrid: {algorithm: [fedavg, none]}\n", "one")
     params("base: small\ngrid: {decoding: [greedy]}\n", "two")
-    both = study.load(params("include: [one, two]\n", "both"))
+    both = load_study(params("include: [one, two]\n", "both"))
     assert [run.name for run in both.runs] == ["one/fedavg", "one/none", "two/greedy"]
     with pytest.raises(ConfigError, match="includes itself"):
-        study.load(params("include: [loop]\n", "loop"))
+        load_study(params("include: [loop]\n", "loop"))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +172,7 @@ def test_included_studies_are_joined(params):
 def test_faults_name_the_file_and_what_is_allowed(params, text, said):
     path = params(text)
     with pytest.raises(ConfigError) as caught:
-        study.load(path)
+        load_study(path)
     assert said in str(caught.value)
     assert str(path.parent.parent) in str(caught.value)
 
@@ -189,21 +195,21 @@ def test_the_command_refuses_with_one_clear_line_and_runs_nothing(arguments, sai
     assert said in error
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) == 1
-    assert not runs.results_root().exists()
+    assert not results_root().exists()
 
 
 @pytest.mark.parametrize("name", ["../../precious", "/evil", "..", ".hidden", "", "a/b"])
 def test_a_results_name_stays_inside_results(name):
     with pytest.raises(ConfigError, match="name of a study"):
-        study.load(PARAMS / "studies/demo.yaml", name=name or "/")
+        load_study(PARAMS / "studies/demo.yaml", name=name or "/")
 
 
 def test_numbers_are_read_as_people_write_them(params):
-    train = only(study.load(params("parameters: {learning_rate: 1e-3, weight_decay: .5}\n")))["train"]
+    train = only(load_study(params("parameters: {learning_rate: 1e-3, weight_decay: .5}\n")))["train"]
     assert (train.learning_rate, train.weight_decay) == (0.001, 0.5)
     for odd in ("010", "1_0", "0x10"):  # YAML 1.1 would make 8, 10 and 16 of them
         with pytest.raises(ConfigError, match=f"rounds: got '{odd}'"):
-            study.load(params(f"parameters: {{rounds: {odd}}}\n"))
+            load_study(params(f"parameters: {{rounds: {odd}}}\n"))
 
 
 def test_paths_hold_whatever_folder_a_notebook_runs_in(params, tmp_path, monkeypatch):
@@ -212,7 +218,7 @@ def test_paths_hold_whatever_folder_a_notebook_runs_in(params, tmp_path, monkeyp
     (tmp_path / "my" / "corpus.jsonl").write_text("{}\n")
     (tmp_path / "my" / "config.json").write_text("{}")
     path = params("parameters: {model: ./my, corpus: file, corpus_path: my/corpus.jsonl}\n")
-    configs = only(study.load(path))
+    configs = only(load_study(path))
     assert configs["train"].model == str(tmp_path / "my")
     assert configs["partition"].corpus_path == str(tmp_path / "my" / "corpus.jsonl")
 
@@ -228,18 +234,18 @@ def test_the_command_line_has_its_own_faults(capsys):
 
 
 def test_a_damaged_stage_is_to_do_again(params):
-    loaded = study.load(params("base: small\n"))
+    loaded = load_study(params("base: small\n"))
     job = loaded.runs[0].jobs["partition"]
-    work = runs.begin(job.config)
+    work = begin_stage(job.config)
     work.save_json("rows", [1])
     stage = work.publish()
     stage.path("rows.json").write_text("[")
-    assert study.plan(loaded).states[job.id] == "to do"
-    assert "rows.json is missing or of another size" in study.plan(loaded).reasons[job.id]
+    assert make_plan(loaded).states[job.id] == "to do"
+    assert "rows.json is missing or of another size" in make_plan(loaded).reasons[job.id]
     (stage.folder / "manifest.json").write_text("{}")
-    assert study.plan(loaded).states[job.id] == "to do"
-    with pytest.raises(runs.StageError, match="run notebooks"):
-        runs.find("partition")
+    assert make_plan(loaded).states[job.id] == "to do"
+    with pytest.raises(StageError, match="run notebooks"):
+        find_stage("partition")
 
 
 def test_a_study_in_results_is_enough_to_redo_it(params, tmp_path):
@@ -248,11 +254,11 @@ def test_a_study_in_results_is_enough_to_redo_it(params, tmp_path):
         f"title: Is it?\nbase: small\nparameters: {{corpus: file, corpus_path: {tmp_path / 'texts.jsonl'}}}\n"
         "grid: {algorithm: [fedavg, none]}\nresources: {train: {mem_mb: 7}}\n"
     )
-    loaded = study.load(path)
-    study.write_description(loaded)
+    loaded = load_study(path)
+    write_description(loaded)
     path.unlink()
     for where in (loaded.folder, loaded.folder / "study.json"):
-        again = study.load(where)
+        again = load_study(where)
         assert (again.name, again.title) == ("s", "Is it?")
         assert again.runs == loaded.runs
         assert again.describe() == loaded.describe()
@@ -260,8 +266,8 @@ def test_a_study_in_results_is_enough_to_redo_it(params, tmp_path):
     moved = tmp_path / "moved.jsonl"
     (tmp_path / "texts.jsonl").rename(moved)
     with pytest.raises(ConfigError, match="corpus_path: there is no file"):
-        study.load(loaded.folder)
-    again = study.load(loaded.folder, overrides={"corpus_path": str(moved)}, name="again")
+        load_study(loaded.folder)
+    again = load_study(loaded.folder, overrides={"corpus_path": str(moved)}, name="again")
     assert again.folder.name == "again"
     assert again.jobs.keys() == loaded.jobs.keys()
 
@@ -279,46 +285,46 @@ def test_a_description_that_is_none_is_refused(tmp_path, text, said):
     if text is not None:
         (tmp_path / "study.json").write_text(text)
     with pytest.raises(ConfigError, match=said):
-        study.load(tmp_path)
+        load_study(tmp_path)
 
 
 def test_a_described_study_takes_no_base(params):
-    study.write_description(loaded := study.load(params("base: small\n")))
+    write_description(loaded := load_study(params("base: small\n")))
     with pytest.raises(ConfigError, match="--base: got 'other'"):
-        study.load(loaded.folder, base="other")
+        load_study(loaded.folder, base="other")
 
 
 def finish(job, parent=None):
     """Publishes an empty stage where a job's stage belongs."""
-    return runs.begin(job.config, parent).publish()
+    return begin_stage(job.config, parent).publish()
 
 
 def test_states_follow_manifests_code_and_parents(params, monkeypatch):
-    loaded = study.load(params("base: small\n"))
+    loaded = load_study(params("base: small\n"))
     jobs = loaded.runs[0].jobs
-    assert set(study.plan(loaded).states.values()) == {"to do"}
+    assert set(make_plan(loaded).states.values()) == {"to do"}
     stage = None
     for job in jobs.values():
         stage = finish(job, stage)
-    assert set(study.plan(loaded).states.values()) == {"finished"}
-    assert study.plan(loaded).report == "to do"
+    assert set(make_plan(loaded).states.values()) == {"finished"}
+    assert make_plan(loaded).report == "to do"
 
     # a parent with other files makes its child stale, and that one's children with it
-    work = runs.begin(jobs["train"].config, runs.open_stage(jobs["partition"].folder))
+    work = begin_stage(jobs["train"].config, open_stage(jobs["partition"].folder))
     work.save_json("extra", {})
     work.publish()
-    plan = study.plan(loaded)
+    plan = make_plan(loaded)
     stale = {"generate", "detect", "analyze"}
     assert {jobs[s].id: "stale" if s in stale else "finished" for s in jobs} == plan.states
     assert [job.stage for job in plan.to_do] == ["generate", "detect", "analyze"]
-    assert study.plan(loaded, keep_stale=True).to_do == []
+    assert make_plan(loaded, keep_stale=True).to_do == []
 
-    monkeypatch.setattr(runs, "code_digest", lambda stage: "edited")
-    assert set(study.plan(loaded).states.values()) == {"stale"}
+    monkeypatch.setattr(study_plan, "code_digest", lambda stage: "edited")
+    assert set(make_plan(loaded).states.values()) == {"stale"}
 
 
 def test_a_job_hands_its_notebook_json_values_and_its_parents_folder(params):
-    jobs = study.load(params("base: small\n")).runs[0].jobs
+    jobs = load_study(params("base: small\n")).runs[0].jobs
     given = jobs["generate"].parameters()
     assert given["train"] == f"train/{jobs['train'].folder.name}"
     assert given["checkpoint_round"] == 2
@@ -338,27 +344,27 @@ def test_a_job_hands_its_notebook_json_values_and_its_parents_folder(params):
 )
 def test_what_would_change_nothing_is_refused(params, text, said):
     with pytest.raises(ConfigError) as caught:
-        study.load(params(text))
+        load_study(params(text))
     assert said in str(caught.value)
 
 
 def test_a_study_that_includes_itself_by_another_way_is_refused(params, tmp_path):
     with pytest.raises(ConfigError, match="includes itself"):
-        study.load(params("include: [../studies/loop]\n", "loop"))
+        load_study(params("include: [../studies/loop]\n", "loop"))
     (tmp_path / "params/studies/link.yaml").symlink_to(params("include: [link]\n", "real"))
     with pytest.raises(ConfigError, match="includes itself"):
-        study.load(tmp_path / "params/studies/real.yaml")
+        load_study(tmp_path / "params/studies/real.yaml")
     params("base: small\n", "twice")  # one study by two ways is no circle
-    assert len(study.load(params("include: [twice, ../studies/twice]\n", "both")).runs) == 2
+    assert len(load_study(params("include: [twice, ../studies/twice]\n", "both")).runs) == 2
 
 
 def test_no_study_is_called_by_the_word_for_the_newest_analysis(params):
     with pytest.raises(ConfigError, match=r"latest\.yaml: name of a study: got 'latest'.*with --name"):
-        study.load(path := params("base: small\n", "latest"))
+        load_study(path := params("base: small\n", "latest"))
     with pytest.raises(ConfigError, match="name of a study: got 'latest'"):
-        study.load(params("base: small\n"), name="latest")
-    study.write_description(loaded := study.load(path, name="other"))
+        load_study(params("base: small\n"), name="latest")
+    write_description(loaded := load_study(path, name="other"))
     (loaded.folder / "study.json").write_text((loaded.folder / "study.json").read_text().replace("other", "latest"))
     with pytest.raises(ConfigError, match=r"study\.json: name of a study: got 'latest'"):  # as notebook 6 writes it
-        study.load(loaded.folder)
-    assert study.load(loaded.folder, name="again").name == "again"
+        load_study(loaded.folder)
+    assert load_study(loaded.folder, name="again").name == "again"

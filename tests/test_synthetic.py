@@ -6,15 +6,27 @@ from collections import Counter
 import pandas as pd
 import pytest
 
-from fedmem import synthetic
-from fedmem.config import ConfigError, PartitionConfig
-from fedmem.synthetic import COLUMNS, GROUPS, LABELS, TASKS, make_corpus, public_texts, sentences
+from fedmem.config.parameter import ConfigError
+from fedmem.config.partition import PartitionConfig
+from fedmem.config.vocabulary import TASKS
+from fedmem.corpus import synthetic
+from fedmem.corpus.synthetic import (
+    COLUMNS,
+    GROUP_WORDS,
+    GROUPS,
+    INSTRUCTIONS,
+    LABELS,
+    WORDS,
+    make_corpus,
+    public_texts,
+    sentences,
+)
 
 
 def corpus_sentences(rows: pd.DataFrame) -> list[str]:
     """All sentences of inputs, outputs and questions (fixed instructions and labels are not sentences of a row)."""
     texts = [*rows["input"], *rows["output"], *rows["instruction"]]
-    fixed = {*LABELS, *synthetic.INSTRUCTIONS.values()}
+    fixed = {*LABELS, *INSTRUCTIONS.values()}
     return [sentence for text in texts if text not in fixed for sentence in sentences(text)]
 
 
@@ -88,14 +100,14 @@ def test_groups_differ_in_vocabulary():
     rows = make_corpus("summarization", n_groups=2, rows_per_group=60, seed=2)
     words = {group: set(" ".join(part["input"]).split()) for group, part in rows.groupby("group")}
     assert {"statins", "aorta"} <= words["cardiology"] - words["neurology"]
-    own = sum(len(part) for part in synthetic.GROUP_WORDS["cardiology"].values())
+    own = sum(len(part) for part in GROUP_WORDS["cardiology"].values())
     assert len(words["cardiology"] - words["neurology"]) >= own  # its 36 own words, some with a stop or comma
 
 
 def test_every_slot_has_enough_words():
-    every = [word for own in synthetic.GROUP_WORDS.values() for part in own.values() for word in part]
+    every = [word for own in GROUP_WORDS.values() for part in own.values() for word in part]
     assert len(set(every)) == len(every) == 12 * 36
-    for slot, words in synthetic.WORDS.items():
+    for slot, words in WORDS.items():
         assert len(set(words)) == len(words), slot
         assert len(words) >= (24 if slot in ("site", "finding", "treatment") else 30), slot  # 24 shared + 12 own
 

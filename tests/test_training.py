@@ -8,19 +8,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from fedmem.config import TrainConfig
-from fedmem.training import (
-    IGNORED,
-    TrainingError,
-    derive_seed,
-    evaluate_loss,
-    learning_rate,
-    pad_batch,
-    proximal_penalty,
-    steps_per_round,
-    train_locally,
-    trained,
-)
+from fedmem.config.stages import TrainConfig
+from fedmem.models.examples import IGNORED, pad_batch
+from fedmem.train.local_trainer import TrainingError, proximal_penalty, trained
+from fedmem.train.local_training import derive_seed, evaluate_loss, learning_rate, steps_per_round, train_locally
 
 EOS = 0
 

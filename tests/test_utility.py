@@ -11,10 +11,15 @@ import torch
 from small_models import says
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from fedmem import evaluation, models, runs
-from fedmem.config import GenerateConfig, PartitionConfig, TrainConfig
-from fedmem.evaluation import answer_scores, label, measure, prompt, rouge_l
-from fedmem.utility import POOLED, UTILITY, of_run, weighted
+from fedmem.config.partition import PartitionConfig
+from fedmem.config.stages import GenerateConfig, TrainConfig
+from fedmem.config.vocabulary import POOLED
+from fedmem.models.examples import encode, render, template_start
+from fedmem.models.loading import load_model, load_tokenizer
+from fedmem.results.work import begin_stage
+from fedmem.train import evaluation
+from fedmem.train.evaluation import answer_scores, label, measure, prompt, rouge_l
+from fedmem.train.utility import UTILITY, of_run, weighted
 
 INSTRUCTION = "Which section is this from: methods, results?"
 TEXTS = ("Rest eased the pain of the knee.", "Nurses tried ice.", "After supper the ankle was sore, and heat helped.")
@@ -22,12 +27,12 @@ TEXTS = ("Rest eased the pain of the knee.", "Nurses tried ice.", "After supper 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return models.load_tokenizer("tiny-qwen2")
+    return load_tokenizer("tiny-qwen2")
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return models.load("tiny-qwen2", "cpu")[0]
+    return load_model("tiny-qwen2", "cpu")[0]
 
 
 def settings(**changes) -> TrainConfig:
@@ -103,7 +108,7 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity(tokenizer):
     assert list(values.values()) == pytest.approx([len(tokenizer)] * 6, rel=1e-5)
     rows = deal()
     own = rows[(rows["client"] == 1) & (rows["split"] == "heldout")].to_dict("records")
-    n_ids = sum(len(tokenizer(models.render(tokenizer, row).text)["input_ids"]) for row in own)
+    n_ids = sum(len(tokenizer(render(tokenizer, row).text)["input_ids"]) for row in own)
     assert figures(measured, "perplexity", "tokens")[1, "heldout"] == n_ids - 3  # a row's first is not predicted
 
 
@@ -220,7 +225,7 @@ def test_a_prompt_is_what_training_saw_up_to_the_answer(tokenizer, chat):
     if not chat:
         own.chat_template = None
     row = deal(1).iloc[0].to_dict() | {"output": "results of it"}
-    example = models.encode(own, [row], 512)[0]["input_ids"]
+    example = encode(own, [row], 512)[0]["input_ids"]
     ids, cut = prompt(own, row, 512)
     assert not cut
     assert ids == example[: len(ids)]
@@ -237,7 +242,7 @@ def test_a_long_row_loses_the_end_of_its_input_and_is_counted(tokenizer, tiny):
     assert (cut, len(ids)) == (True, len(whole) - 3)
     text = tokenizer.decode(ids)
     assert text.endswith(f"\n\n{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
-    shown = text.removeprefix(models.template_start(tokenizer)).split("\n\n")[0]
+    shown = text.removeprefix(template_start(tokenizer)).split("\n\n")[0]
     assert shown
     assert row["input"].startswith(shown)
     n_input = len(tokenizer(row["input"])["input_ids"])
@@ -291,7 +296,7 @@ def test_the_mean_is_weighted_by_training_rows_and_of_logarithms_for_perplexitie
 
 def test_a_runs_columns_are_those_of_its_checkpoint_round(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "results"))
-    dealt = runs.begin(PartitionConfig()).publish()
+    dealt = begin_stage(PartitionConfig()).publish()
     lines = [
         (r, client, metric, split, value * (1 if client == POOLED else 9))
         for r, rouge, perplexities in ((0, 0.1, (20, 20, 21)), (3, 0.4, (2, 5, 6)))
@@ -301,7 +306,7 @@ def test_a_runs_columns_are_those_of_its_checkpoint_round(tmp_path, monkeypatch)
             *(("perplexity", s, p) for s, p in zip(("train", "test", "heldout"), perplexities, strict=True)),
         )
     ]
-    work = runs.begin(TrainConfig(rounds=3), dealt)
+    work = begin_stage(TrainConfig(rounds=3), dealt)
     work.save_table("utility", table(*lines))
     train = work.publish()
     before = {
@@ -315,11 +320,11 @@ def test_a_runs_columns_are_those_of_its_checkpoint_round(tmp_path, monkeypatch)
         (2, dict.fromkeys([*after, "perplexity_ratio"], np.nan)),  # a round that was not measured
         (0, {name.removesuffix("_before"): value for name, value in before.items()}),
     ):
-        stage = runs.begin(GenerateConfig(checkpoint_round=wanted), train).publish()
+        stage = begin_stage(GenerateConfig(checkpoint_round=wanted), train).publish()
         assert of_run(stage) == pytest.approx(expected | before, nan_ok=True)
-    assert of_run(runs.begin(TrainConfig(rounds=2), dealt).publish()) == {}  # it has no such table
+    assert of_run(begin_stage(TrainConfig(rounds=2), dealt).publish()) == {}  # it has no such table
 
 
 def test_the_table_needs_no_torch():
-    code = "import sys, fedmem.utility; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    code = "import sys, fedmem.train.utility; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

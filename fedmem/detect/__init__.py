@@ -1,15 +1,15 @@
-"""The text-alignment detector, and the stage that runs it over all candidate pairs.
+"""Notebook 4: candidates by retrieval, the text-alignment detector, and the typing of paraphrases.
 
 `align` judges one pair of texts, `type_candidates` types what may be a paraphrase; `find_candidates` and `find_matches`
 do both for a whole run. Importing this loads no model and no torch.
 """
 
-from fedmem.detect.alignment import Alignment, align
 from fedmem.detect.candidates import find_candidates, retrieval_record
+from fedmem.detect.matches import find_matches
+from fedmem.detect.pan.alignment import Alignment, align
+from fedmem.detect.pan.settings import AlignmentSettings
+from fedmem.detect.pan.splitting import DetectorError
 from fedmem.detect.paraphrase import type_candidates
-from fedmem.detect.settings import AlignmentSettings
-from fedmem.detect.splitting import DetectorError
-from fedmem.detect.stage import find_matches
 
 __all__ = [
     "Alignment",

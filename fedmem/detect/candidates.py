@@ -12,7 +12,9 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from fedmem.retrieval import MAX_QUERY_TERMS, Embedded, Engine, query_terms, strings, tokens
+from fedmem.retrieval.bm25 import Embedded
+from fedmem.retrieval.index import Engine
+from fedmem.retrieval.tokens import MAX_QUERY_TERMS, query_terms, strings, tokens
 
 CANDIDATE_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "rank", "bm25"]
 
@@ -28,7 +30,8 @@ def find_candidates(
     """The `top_n` suffixes of each client that rank highest for each continuation, held-out suffixes apart.
 
     prefixes: prefix_id, client, continuation. suffixes: suffix_id, client, member, suffix.
-    engine: what ranks, as `fedmem.retrieval.open_engine` gives it (default: the embedded one). One index lives at a
+    engine: what ranks, as `fedmem.retrieval.engines.open_engine` gives it (default: the embedded one). One index lives
+    at a
     time, for one (client, member). Stop words are dropped from queries, as in the study, and of what is left the first
     `max_query_terms` distinct words are kept: `retrieval_record` says where that made a difference.
     Returns CANDIDATE_COLUMNS, rank from 1, ordered by prefix, suffix client, members first, rank. A continuation

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from fedmem.detect import AlignmentSettings, align, find_candidates, find_matches
-from fedmem.detect.alignment import align_prepared
-from fedmem.detect.preparing import Prepared
-from fedmem.detect.splitting import split_sentences, split_words, stem
+from fedmem.detect.pan.alignment import align_prepared
+from fedmem.detect.pan.preparing import Prepared
+from fedmem.detect.pan.splitting import split_sentences, split_words, stem
 
 PREFIX_WORDS = 20
 SETTINGS = AlignmentSettings()

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem import extraction, metrics, settling
+from fedmem.analyze import extracted_text, ratios, sample_size
+from fedmem.analyze.sample_size import SHARES
 
 CLIENTS, PREFIXES, MATCHES = 100, 4000, 10
 KINDS = ["verbatim", "paraphrase_high", "paraphrase_low", "idea"]
@@ -40,9 +41,9 @@ def tables():
 def count(matches, prefixes, clients, suffixes):
     """What notebook 5 counts of the whole sample."""
     arguments = (matches, prefixes, clients)
-    cells = metrics.cells(*arguments, suffixes=suffixes)
-    excess = metrics.excess(*arguments, suffixes=suffixes)
-    return cells, excess, metrics.summary(*arguments, suffixes=suffixes), metrics.kinds(*arguments, suffixes)
+    cells = ratios.cells(*arguments, suffixes=suffixes)
+    excess = ratios.excess(*arguments, suffixes=suffixes)
+    return cells, excess, ratios.summary(*arguments, suffixes=suffixes), ratios.kinds(*arguments, suffixes)
 
 
 def test_counting_100_clients(benchmark, tables):
@@ -55,8 +56,8 @@ def test_counting_100_clients(benchmark, tables):
 
 
 def test_settling_of_100_clients(benchmark, tables):
-    settled = benchmark.pedantic(settling.settle, args=tables, kwargs={"draws": 3}, rounds=1)
-    assert len(settled) == 2 * len(settling.SHARES) * 3
+    settled = benchmark.pedantic(sample_size.settle, args=tables, kwargs={"draws": 3}, rounds=1)
+    assert len(settled) == 2 * len(SHARES) * 3
 
 
 def test_extraction_of_12_clients(benchmark):
@@ -71,5 +72,5 @@ def test_extraction_of_12_clients(benchmark):
         }
     )  # fmt: skip
     suffixes = pd.DataFrame({"suffix_id": np.arange(n), "client": np.arange(n) // PREFIXES, "member": True})
-    table = benchmark.pedantic(extraction.extracted, args=(matches, suffixes.assign(suffix="x" * 300)), rounds=1)
+    table = benchmark.pedantic(extracted_text.extracted, args=(matches, suffixes.assign(suffix="x" * 300)), rounds=1)
     assert table["chars"].max() > 0

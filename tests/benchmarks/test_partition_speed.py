@@ -17,26 +17,30 @@ MOST_SECONDS, MOST_MB = 240, 3000
 
 WORK = """
 import resource, sys, time
-from fedmem import copies, corpora, partition, runs
-from fedmem.config import PartitionConfig
+from fedmem.config.partition import PartitionConfig
+from fedmem.results.work import begin_stage
+from fedmem.corpus.loading import load_corpus
+from fedmem.partition.description import distances
+from fedmem.partition import dealing
+from fedmem.partition import duplicates
 
 config = PartitionConfig(
     task="summarization", corpus="file", corpus_path=sys.argv[1], partitioner=sys.argv[2], dirichlet_alpha=0.3,
     train_rows=0.7, test_rows=0.1, heldout_rows=0.2, duplicates="drop", unit=r"^(.+)-",
 )
-work = runs.begin(config)
-texts = corpora.load_corpus(config.corpus, config.task, **config.source)
-quotas = partition.quotas(config.split_rows, config.n_clients, config.skew)
-hands = partition.assign(
+work = begin_stage(config)
+texts = load_corpus(config.corpus, config.task, **config.source)
+quotas = dealing.quotas(config.split_rows, config.n_clients, config.skew)
+hands = dealing.assign(
     texts, config.partitioner, quotas, config.partition_seed, unit=config.unit, dirichlet_alpha=config.dirichlet_alpha
 )
-found = copies.find(hands, config.near_duplicate)
+found = duplicates.find(hands, config.near_duplicate)
 kept = found.drop(hands)
-rows = partition.split(kept, quotas)
-listed = copies.pairs(found, rows)
-boilerplate = copies.boilerplate(rows["input"], config.boilerplate_share)
-words = partition.distances(rows)
-partition.check(rows, config.unit)
+rows = dealing.split(kept, quotas)
+listed = duplicates.pairs(found, rows)
+boilerplate = duplicates.boilerplate(rows["input"], config.boilerplate_share)
+words = distances(rows)
+dealing.check(rows, config.unit)
 assert listed.empty
 for name, table in {"rows": rows, "duplicates": listed, "boilerplate": boilerplate}.items():
     work.save_table(name, table)

@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 
 from fedmem.detect import find_candidates
-from fedmem.retrieval import BM25Index, query_terms
+from fedmem.retrieval.bm25 import BM25Index
+from fedmem.retrieval.tokens import query_terms
 
 SUFFIXES, QUERIES, QUERY_WORDS = 4000, 200, 200
 

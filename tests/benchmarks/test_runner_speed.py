@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fedmem import runs
+from fedmem.results.identity import notebook_file
 
 MOST_SECONDS = 4.0  # for a stage that needs no torch: process, papermill, kernel, imports, page
 HEATMAPS = ("partition", "analyze", "studies")
@@ -22,8 +22,8 @@ SESSION = "import snakemake.cli, snakemake.api, snakemake.executors.local"  # on
 JOB = """
 import json, sys, time
 from pathlib import Path
-from fedmem.execute import execute
-from fedmem.pages import to_html
+from fedmem.study.execute import execute
+from fedmem.display.html_page import to_html
 
 made, moments = Path(sys.argv[2]), [time.process_time()]
 execute(Path(sys.argv[1]), made, {})
@@ -85,6 +85,6 @@ def test_a_session(benchmark, folder):
 
 def imports_of(stage: str) -> str:
     """The cell of a stage's notebook that imports."""
-    cells = json.loads(runs.notebook_file(stage).read_text(encoding="utf-8"))["cells"]
-    code = next(code for cell in cells if "from fedmem import" in (code := "".join(cell["source"])))
-    return f"{code}\nplots._heatmap()" if stage in HEATMAPS else code
+    cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
+    code = next(code for cell in cells if "from fedmem." in (code := "".join(cell["source"])))
+    return f"{code}\ndrawing._heatmap()" if stage in HEATMAPS else code

@@ -19,16 +19,23 @@ import copy, json, sys, tempfile, time
 import torch
 from pathlib import Path
 from transformers import Trainer, TrainingArguments
-from fedmem import federated, models
-from fedmem.config import TrainConfig
-from fedmem.synthetic import make_corpus
+from fedmem.config.stages import TrainConfig
+from fedmem.models.loading import load_model
+from fedmem.corpus.synthetic import make_corpus
+from fedmem.models.examples import encode, pad_batch
+from fedmem.train.history import History
+from fedmem.train.checkpoints import Checkpoints
+from fedmem.train.strategies import make_strategy
+from fedmem.train.federation import make_client_app, make_server_app
+from fedmem.train.weights import get_arrays
+from fedmem.train.in_process_grid import InProcessGrid
 
 n_clients, n_rounds, n_steps, n_rows, repetitions = map(int, sys.argv[1:])
 config = TrainConfig(algorithm="fedavg", rounds=n_rounds, local_steps=n_steps, batch_size=4)
-base, tokenizer = models.load(config.model, "cpu")
+base, tokenizer = load_model(config.model, "cpu")
 rows = make_corpus("qa", n_clients, n_rows, seed=1)
 sets = {
-    client: models.encode(tokenizer, rows.iloc[client * n_rows : (client + 1) * n_rows], config.max_tokens)
+    client: encode(tokenizer, rows.iloc[client * n_rows : (client + 1) * n_rows], config.max_tokens)
     for client in range(n_clients)
 }
 pooled = [row for client in sets.values() for row in client.items]
@@ -41,18 +48,18 @@ def plain(model, folder):
         use_cpu=True, remove_unused_columns=False, logging_strategy="no", save_strategy="no", report_to="none",
         disable_tqdm=True,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=pooled, data_collator=models.pad_batch)
+    trainer = Trainer(model=model, args=arguments, train_dataset=pooled, data_collator=pad_batch)
     trainer.train()
     return trainer.state.global_step
 
 
 def in_process(model, folder):
-    history = federated.History()
-    checkpoints = federated.Checkpoints(Path(folder) / "checkpoints", model, tokenizer, {}, config, history)
-    strategy = federated.make_strategy(config, n_clients, history)
-    server_app = federated.make_server_app(config, strategy, federated.get_arrays(model), checkpoints)
-    client_app = federated.make_client_app(model, sets, config)
-    federated.InProcessGrid(client_app, range(n_clients)).serve(server_app)
+    history = History()
+    checkpoints = Checkpoints(Path(folder) / "checkpoints", model, tokenizer, {}, config, history)
+    strategy = make_strategy(config, n_clients, history)
+    server_app = make_server_app(config, strategy, get_arrays(model), checkpoints)
+    client_app = make_client_app(model, sets, config)
+    InProcessGrid(client_app, range(n_clients)).serve(server_app)
     return int(history.curves().query("metric == 'train_loss'")["steps"].sum())
 
 
@@ -77,9 +84,11 @@ import numpy as np
 from types import SimpleNamespace
 from pathlib import Path
 from flwr.serverapp import strategy as stock
-from fedmem import federated
-from fedmem.config import TrainConfig
-from fedmem.flower_grid import Array, ArrayRecord, ClientApp, Message, MetricRecord, RecordDict
+from fedmem.train.in_process_grid import Array, ArrayRecord, ClientApp, InProcessGrid, Message, MetricRecord, RecordDict
+from fedmem.config.stages import TrainConfig
+from fedmem.train.strategies import make_strategy
+from fedmem.train.history import History
+from fedmem.train.federation import serve_rounds
 
 which, megabytes, n_clients = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 app = ClientApp()
@@ -101,8 +110,8 @@ def resident(field):
 
 
 config = TrainConfig(rounds=2)
-grid = federated.InProcessGrid(app, range(n_clients))
-strategy = federated.make_strategy(config, n_clients, federated.History())
+grid = InProcessGrid(app, range(n_clients))
+strategy = make_strategy(config, n_clients, History())
 last = {}
 
 
@@ -114,7 +123,7 @@ checkpoints = SimpleNamespace(done=None, evaluate_fn=evaluate_fn)
 before = resident("VmRSS")
 start = ArrayRecord({str(i): Array(np.zeros(megabytes * 2**14, dtype="float32")) for i in range(16)})
 if which == "fedmem":
-    federated.serve_rounds(grid, config, strategy, start, checkpoints)
+    serve_rounds(grid, config, strategy, start, checkpoints)
     assert last["w"] == n_clients + 1, last  # twice the mean of 1 … n
 else:
     stock.FedAvg(fraction_evaluate=0.0).start(grid=grid, initial_arrays=start, num_rounds=2)

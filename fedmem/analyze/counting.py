@@ -1,0 +1,232 @@
+"""The tables of one measurement, checked once and turned into positions, so that every count is a few array operations.
+
+What a match is under each counting is defined here, and which prefix hit which client; ratios and intervals made of
+that
+are in `fedmem.analyze.ratios` and its neighbours. This module sees no text and draws nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedmem.config.vocabulary import COUNTINGS, KINDS
+
+UNTYPED = "paraphrase"
+
+STRICT_SCORE = 0.5  # a classifier score above it calls two sentences the same
+
+
+class MetricsError(ValueError):
+    """Tables that do not fit together, or a counting that does not exist."""
+
+
+@dataclass(frozen=True, eq=False)
+class Memorization:
+    """Shares in 0 … 1 of one run under one counting.
+
+    matrix: L × L, row = prefix client j, column = suffix client k, in the order of `clients`. NaN where undefined.
+    intra, inter, total: the aggregates. hits, n: the matrix's numerators (L × L) and denominators (L).
+    """
+
+    matrix: np.ndarray
+    intra: float
+    inter: float
+    total: float
+    hits: np.ndarray
+    n: np.ndarray
+    clients: tuple
+    counting: str
+    member: bool
+
+
+def is_match(matches: pd.DataFrame, counting: str = "paper") -> pd.Series:
+    """Which rows of `matches` count, as booleans in their order. An untyped candidate is never counted as strict."""
+    check_counting(counting)
+    need(matches, ["kind", *(["score", "identical_sentence"] if counting == "strict" else [])], "matches")
+    codes, known = pd.factorize(matches["kind"])  # −1: null
+    unknown = sorted(set(known) - set(KINDS))
+    if unknown:
+        raise MetricsError(f"matches, column kind: got {unknown}; allowed are {', '.join(KINDS)}, or null")
+
+    def of_kind(*kinds: str) -> np.ndarray:
+        return np.isin(codes, np.flatnonzero(np.isin(known.astype(object), kinds)))
+
+    found = codes >= 0 if counting == "paper" else of_kind("verbatim")
+    if counting == "strict":
+        score = pd.to_numeric(matches["score"]).to_numpy(float)
+        same = matches["identical_sentence"].eq(True).fillna(False).to_numpy(bool) | (score > STRICT_SCORE)
+        found = found | (same & ~of_kind("idea", UNTYPED))
+    return pd.Series(found, index=matches.index)
+
+
+class Counts:
+    """One run's matches by position: which sampled prefix hit which client, under any counting.
+
+    matches, prefixes, clients, suffixes: as in `ratios.memorization`. clients: the clients in ascending order;
+    weights: their shares of all training rows; owner: each prefix's client, by position; n: prefixes of each client.
+    """
+
+    def __init__(
+        self,
+        matches: pd.DataFrame,
+        prefixes: pd.DataFrame,
+        clients: pd.DataFrame,
+        suffixes: pd.DataFrame | None = None,
+    ) -> None:
+        need(matches, ["prefix_id", "prefix_client", "suffix_client", "member", "kind"], "matches")
+        need(prefixes, ["prefix_id", "client"], "prefixes")
+        self.clients, self.weights = _client_weights(clients)
+        self.owner = _positions(prefixes["client"], self.clients, "prefixes, column client")
+        self.n = np.bincount(self.owner, minlength=len(self.clients))
+        self.matches = matches
+        _positions(matches["prefix_client"], self.clients, "matches, column prefix_client")
+        self.target = _positions(matches["suffix_client"], self.clients, "matches, column suffix_client")
+        self.prefix = _sampled(matches, prefixes)
+        if matches["member"].isna().any():
+            raise MetricsError("matches, column member: a value is missing; allowed are True and False")
+        self.member = matches["member"].to_numpy(dtype=bool)
+        self.untyped = matches["kind"].isin([UNTYPED]).to_numpy()
+        self.probed = {side: self._probed(suffixes, side) for side in (True, False)}
+        self._flags: dict[str, np.ndarray] = {}
+        self._pairs: dict[tuple[str, bool], tuple[np.ndarray, np.ndarray]] = {}
+
+    def pairs(self, counting: str, member: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(prefix, suffix client) of every hit, by position, each pair once: ten matches are one hit."""
+        if (counting, member) not in self._pairs:
+            counted, size = (self.member == member) & self.flag(counting), len(self.clients)
+            hit = np.zeros(len(self.owner) * size, dtype=bool)
+            hit[self.prefix[counted] * size + self.target[counted]] = True
+            self._pairs[counting, member] = np.divmod(np.flatnonzero(hit), size)
+        return self._pairs[counting, member]
+
+    def undefined(self, counting: str, member: bool) -> np.ndarray:
+        """Which suffix clients have no count: those without sampled suffixes; all, where candidates are untyped."""
+        everywhere = counting == "strict" and bool((self.untyped & (self.member == member)).any())
+        return ~self.probed[member] | everywhere
+
+    def memorization(self, counting: str, member: bool) -> Memorization:
+        """The matrix and its aggregates."""
+        size = len(self.clients)
+        prefix, target = self.pairs(counting, member)
+        hits = np.bincount(self.owner[prefix] * size + target, minlength=size * size).reshape(size, size)
+        with np.errstate(invalid="ignore"):
+            matrix = hits / self.n[:, None]  # 0/0 is NaN, and hits without prefixes cannot be
+        undefined = self.undefined(counting, member)
+        matrix[:, undefined] = np.nan
+        nothing = not len(self.owner) or undefined.all()
+        total = np.nan if nothing else np.count_nonzero(np.diff(prefix, prepend=-1)) / len(self.owner)  # in order
+        intra, inter = (weighted(part, self.weights) for part in (np.diag(matrix), others(matrix)))
+        return Memorization(matrix, intra, inter, total, hits, self.n, self.clients, counting, member)
+
+    def by_prefix(self, counting: str, member: bool) -> dict[str, np.ndarray]:
+        """What each prefix adds to intra (its own client hit), inter (share of the others hit), total (any hit): 0 … 1.
+
+        Weighted means over the prefixes of each client give the aggregates. NaN where these are undefined.
+        """
+        prefix, target = self.pairs(counting, member)
+        own = target == self.owner[prefix]
+        size, undefined = len(self.clients), self.undefined(counting, member)
+        parts = {
+            "intra": np.bincount(prefix[own], minlength=len(self.owner)).astype(float),
+            "inter": np.bincount(prefix[~own], minlength=len(self.owner)) / max(size - 1, 1),
+            "total": np.minimum(np.bincount(prefix, minlength=len(self.owner)), 1).astype(float),
+        }
+        parts["intra"][undefined[self.owner]] = np.nan
+        parts["inter"][(undefined.sum() - undefined[self.owner]) > 0 if size > 1 else slice(None)] = np.nan
+        parts["total"][slice(None) if undefined.all() else slice(0)] = np.nan
+        return parts
+
+    def client_means(self, values: np.ndarray) -> np.ndarray:
+        """Mean over each client's prefixes of one value a prefix; NaN for a client without."""
+        with np.errstate(invalid="ignore"):
+            return np.bincount(self.owner, weights=values, minlength=len(self.clients)) / self.n
+
+    def weights_of(self, part: str) -> np.ndarray:
+        """How much each client counts in an aggregate: its training rows; in `total` its sampled prefixes."""
+        return self.n / self.n.sum() if part == "total" and self.n.sum() else self.weights
+
+    def flag(self, counting: str) -> np.ndarray:
+        """Which matches count, as `is_match`."""
+        if counting not in self._flags:
+            self._flags[counting] = is_match(self.matches, counting).to_numpy()
+        return self._flags[counting]
+
+    def _probed(self, suffixes: pd.DataFrame | None, member: bool) -> np.ndarray:
+        """Which clients have suffixes of this membership; all of them when the table is not given."""
+        if suffixes is None:
+            return np.ones(len(self.clients), dtype=bool)
+        need(suffixes, ["client", "member"], "suffixes")
+        side = suffixes.loc[suffixes["member"].to_numpy(dtype=bool) == member, "client"]
+        return np.bincount(_positions(side, self.clients, "suffixes, column client"), minlength=len(self.clients)) > 0
+
+
+def others(matrix: np.ndarray) -> np.ndarray:
+    """For each row the mean of what is not on the diagonal; NaN for a 1 × 1 matrix."""
+    size = len(matrix)
+    if size < 2:
+        return np.full(size, np.nan)
+    return matrix[~np.eye(size, dtype=bool)].reshape(size, size - 1).mean(axis=1)
+
+
+def weighted(values: np.ndarray, weights: np.ndarray) -> float:
+    # a client of weight 0 adds nothing, even where its share is NaN; no weights at all leave nothing defined
+    return float(np.sum(weights[weights > 0] * values[weights > 0])) if (weights > 0).any() else np.nan
+
+
+def _client_weights(clients: pd.DataFrame) -> tuple[tuple, np.ndarray]:
+    """Clients in ascending order, and each one's share of all training rows."""
+    need(clients, ["client", "n_train"], "clients")
+    ordered = clients.sort_values("client")
+    if ordered["client"].duplicated().any():
+        double = ordered.loc[ordered["client"].duplicated(), "client"].tolist()
+        raise MetricsError(f"clients: client {double[0]!r} stands there twice; give one row a client")
+    rows = ordered["n_train"].to_numpy(dtype=float)
+    if not (rows >= 0).all():
+        raise MetricsError("clients, column n_train: numbers of training rows, 0 or more, are allowed")
+    return tuple(ordered["client"].tolist()), rows / rows.sum() if rows.sum() else np.zeros(len(rows))
+
+
+def _positions(values: pd.Series, clients: tuple, where: str) -> np.ndarray:
+    positions = pd.Index(clients).get_indexer(values)
+    if (positions < 0).any():
+        strangers = values[positions < 0].unique().tolist()
+        raise MetricsError(f"{where}: got {strangers[:5]}, not among the clients {list(clients)[:10]}; add them there")
+    return positions.astype(np.int64)
+
+
+def _sampled(matches: pd.DataFrame, prefixes: pd.DataFrame) -> np.ndarray:
+    """For each match the position of its prefix; identities hold within a client."""
+    ids = pd.Index(prefixes["prefix_id"])
+    if ids.is_unique:  # the usual case, and much faster than pairs
+        positions = ids.get_indexer(matches["prefix_id"])
+        same = prefixes["client"].to_numpy()[positions] == matches["prefix_client"].to_numpy()
+        positions = np.where(same, positions, -1)
+    else:
+        known = pd.MultiIndex.from_frame(prefixes[["client", "prefix_id"]])
+        if not known.is_unique:
+            client, prefix = known[known.duplicated()][0]
+            raise MetricsError(f"prefixes: prefix {prefix} of client {client} stands there twice; give each one row")
+        positions = known.get_indexer(pd.MultiIndex.from_frame(matches[["prefix_client", "prefix_id"]]))
+    if (positions < 0).any():
+        client, prefix = matches.loc[positions < 0, ["prefix_client", "prefix_id"]].iloc[0]
+        raise MetricsError(
+            f"matches: prefix {prefix} of client {client} is not among the sampled prefixes; "
+            "give the `prefixes` table of the same generate stage"
+        )
+    return positions.astype(np.int64)
+
+
+def check_counting(counting: str) -> None:
+    if counting not in COUNTINGS:
+        raise MetricsError(f"counting = {counting!r}: allowed are {', '.join(COUNTINGS)}")
+
+
+def need(frame: pd.DataFrame, columns: list[str], name: str) -> None:
+    missing = [column for column in columns if column not in frame.columns]
+    if missing:
+        raise MetricsError(
+            f"{name}: column {', '.join(missing)} is missing; it has {', '.join(map(str, frame.columns))}"
+        )

@@ -1,0 +1,112 @@
+"""How much text came back: characters of each client, the longest runs, and the rows that prompts pull out.
+
+A ratio counts prefixes; this counts text. Frames in, frames out, from the spans that the detector marked. Nothing is
+shown here but numbers and row ids.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fedmem.analyze.counting import is_match, need
+
+SPAN_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "kind", "detections"]
+ANYBODY = -1  # prefix client of the rows that take all prefixes together
+
+
+def extracted(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "verbatim") -> pd.DataFrame:
+    """Characters of each client's sampled suffixes that came back, by membership and by whose prefixes drew them out.
+
+    Columns: suffix_client, member, prefix_client (−1: anybody), chars (of the suffixes, each character once, however
+    often it came back), available (all characters of the client's sampled suffixes of that membership), share (0 … 1),
+    longest (characters of the longest passage; under verbatim counting a run of equal words; 0 where none).
+    """
+    need(matches, SPAN_COLUMNS, "matches")
+    need(suffixes, ["suffix_id", "client", "member", "suffix"], "suffixes")
+    counted = matches[is_match(matches, counting)]
+    lengths = suffixes["suffix"].str.len()
+    available = lengths.groupby([suffixes["client"], suffixes["member"].astype(bool)]).sum()
+    clients = sorted(set(suffixes["client"]))
+    spans = {who: _by_suffix(part) for who, part in counted.groupby("prefix_client")}
+    spans[ANYBODY] = _by_suffix(counted)
+    owner = suffixes.drop_duplicates("suffix_id").set_index("suffix_id")[["client", "member"]]
+    rows = []
+    for prefix_client in [ANYBODY, *clients]:
+        found = _sums(spans.get(prefix_client, {}), owner)
+        for (client, member), total in available.items():
+            chars, longest = found.get((client, member), (0, 0))
+            rows.append((client, member, prefix_client, chars, int(total), chars / total if total else np.nan, longest))
+    columns = ["suffix_client", "member", "prefix_client", "chars", "available", "share", "longest"]
+    return pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
+
+
+def by_row(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "verbatim") -> pd.DataFrame:
+    """The rows that came back, most often first: how many prefixes of which clients pull each out.
+
+    Columns: row_id, suffix_client, member, prefixes (that match it), own (of them, of its own client), others,
+    clients (how many clients' prefixes), longest (characters of the longest passage).
+    """
+    counted = matches[is_match(matches, counting)].merge(suffixes[["suffix_id", "row_id"]], on="suffix_id")
+    counted = counted.assign(
+        longest=[max((end - start for start, end, *_ in spans), default=0) for spans in counted["detections"]],
+        at_home=counted["prefix_client"] == counted["suffix_client"],
+    )
+    once = counted.sort_values("longest", ascending=False).drop_duplicates(["prefix_client", "prefix_id", "row_id"])
+    table = once.groupby(["row_id", "suffix_client", "member"], as_index=False).agg(
+        prefixes=("prefix_id", "size"), own=("at_home", "sum"), clients=("prefix_client", "nunique"),
+        longest=("longest", "max"),
+    )  # fmt: skip
+    table = table.assign(others=table["prefixes"] - table["own"])
+    table = table.sort_values(["prefixes", "longest", "row_id"], ascending=[False, False, True], ignore_index=True)
+    return table[["row_id", "suffix_client", "member", "prefixes", "own", "others", "clients", "longest"]]
+
+
+def measurable(prefixes: pd.DataFrame, suffixes: pd.DataFrame, min_match_chars: int = 50) -> pd.DataFrame:
+    """What can be matched at all: a text shorter than `min_match_chars` never is, whatever it says.
+
+    Columns: client, text (continuation | member suffix | held-out suffix), n, long_enough, share (0 … 1),
+    median_chars. A client without such texts has no line.
+    """
+    need(prefixes, ["client", "continuation"], "prefixes")
+    need(suffixes, ["client", "member", "suffix"], "suffixes")
+    member = np.where(suffixes["member"].to_numpy(dtype=bool), "member suffix", "held-out suffix")
+    parts = [
+        pd.DataFrame({"client": suffixes["client"], "text": member, "chars": suffixes["suffix"].str.len()}),
+        pd.DataFrame(
+            {"client": prefixes["client"], "text": "continuation", "chars": prefixes["continuation"].str.len()}
+        ),
+    ]
+    texts = pd.concat(parts, ignore_index=True)
+    texts["enough"] = texts["chars"] >= min_match_chars
+    table = texts.groupby(["client", "text"], as_index=False).agg(
+        n=("chars", "size"), long_enough=("enough", "sum"), share=("enough", "mean"), median_chars=("chars", "median")
+    )
+    return table.astype({"long_enough": int})
+
+
+def _by_suffix(matches: pd.DataFrame) -> dict:
+    """{suffix: spans of it that came back}."""
+    spans: dict = {}
+    for suffix, detections in zip(matches["suffix_id"], matches["detections"], strict=True):
+        spans.setdefault(suffix, []).extend((int(start), int(end)) for start, end, *_ in detections)
+    return spans
+
+
+def _sums(spans: dict, owner: pd.DataFrame) -> dict:
+    """{(client, member): (characters, the longest passage)} of some suffixes' spans."""
+    sums: dict = {}
+    clients, members = owner["client"].to_dict(), owner["member"].to_dict()
+    for suffix, found in spans.items():
+        key = (clients[suffix], bool(members[suffix]))
+        chars, longest = sums.get(key, (0, 0))
+        sums[key] = (chars + _union(found), max(longest, *(end - start for start, end in found)))
+    return sums
+
+
+def _union(spans: list[tuple[int, int]]) -> int:
+    total, reached = 0, 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -1,0 +1,115 @@
+"""What leaked, side by side, for people to look at: a static page without scripts, and the worst matches of a run."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from fedmem.config.vocabulary import KINDS
+from fedmem.display import html_page
+from fedmem.display.private_text import Page, side_by_side
+
+STYLE = (
+    html_page.STYLE
+    + """
+article { margin: 1rem 0; overflow-x: auto; }
+article table { table-layout: fixed; } article td, article caption { overflow-wrap: anywhere; }
+caption { text-align: left; font-size: .9rem; padding: .4rem 0; }
+.of { margin: .6rem 0 0; font-weight: 600; }
+input[type=radio] { margin: 0 .3rem 0 0; } label { margin-right: 1rem; }
+"""
+)
+
+
+def untrained(algorithm: str, corpus: str) -> str:
+    """What must be said beside the matches of a model that was not trained here; nothing of a trained one's."""
+    if algorithm != "none":
+        return ""
+    if corpus == "synthetic":
+        return "No model was trained here: nothing was learnt from these texts, and these matches are chance."
+    return (
+        "No model was trained here: these matches are chance, unless the model had met the texts before, as an audited "
+        "one has."
+    )
+
+
+def worst(matches: pd.DataFrame, prefixes: pd.DataFrame, suffixes: pd.DataFrame, show: bool, n: int = 3) -> Page:
+    """The `n` worst matches: suffix and continuation beside each other, what they share marked; masked unless `show`.
+
+    matches, prefixes, suffixes: tables of the generate and detect stages. Worst first: verbatim before the other
+    kinds, then by matched characters.
+    """
+    pairs = [markup for _, markup in _shown(matches, prefixes, suffixes, show, n)]
+    return Page("".join(pairs) or "<p>Nothing matched.</p>")
+
+
+def page(
+    matches: pd.DataFrame,
+    prefixes: pd.DataFrame,
+    suffixes: pd.DataFrame,
+    show: bool,
+    n: int = 200,
+    title: str | None = None,
+    untrained: str = "",
+) -> str:
+    """A static page of the `n` worst matches, to be filtered by pair of clients and by kind; masked unless `show`.
+
+    Arguments as in `worst`. untrained: what `untrained` says; with it the page calls no match a leak. HTML without
+    scripts: the filters are radio buttons that its style sheet reads. All that comes from data is escaped.
+    """
+    shown = list(_shown(matches, prefixes, suffixes, show, n))
+    pairs = sorted({(match.prefix_client, match.suffix_client) for match, _ in shown})
+    names = {f"pair-{i}": f"client {j} prompts, client {k}'s text" for i, (j, k) in enumerate(pairs)}
+    kinds = list(dict.fromkeys(match.kind for match, _ in shown))
+    names |= {f"kind-{i}": kind for i, kind in enumerate(kinds)}
+    buttons = "".join(
+        f'<p class="of">{words}</p>{_buttons(group, {k: v for k, v in names.items() if k.startswith(group)})}'
+        for group, words in (("pair", "whose prompt, whose text"), ("kind", "kind"))
+    )
+    rules = "".join(f"#{name}:checked ~ main article:not(.{name}) {{ display: none; }}" for name in names)
+    articles = "".join(
+        f'<article class="pair-{pairs.index((match.prefix_client, match.suffix_client))} '
+        f'kind-{kinds.index(match.kind)}">{markup}</article>'
+        for match, markup in shown
+    )
+    title = title or f"What {'matched' if untrained else 'leaked'}, side by side"
+    chance = f"<p><b>{escape(untrained)}</b></p>" if untrained else ""
+    masks = "" if show else "<p>Text is masked; set FEDMEM_SHOW_TEXT=1 and analyze again to see it.</p>"
+    about = f"The {len(shown):,} worst of {len(matches):,} matches, verbatim first, then by matched characters."
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}{rules}</style></head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>{chance}<p>{about}</p>{masks}{buttons}"
+        f"<main>{articles or '<p>Nothing matched.</p>'}</main>\n</body></html>\n"
+    )
+
+
+def _shown(
+    matches: pd.DataFrame, prefixes: pd.DataFrame, suffixes: pd.DataFrame, show: bool, n: int
+) -> Iterator[tuple[Any, str]]:
+    """(match, its markup) of the `n` worst."""
+    order = matches["kind"].map({kind: place for place, kind in enumerate(KINDS)}).fillna(len(KINDS))
+    kind = matches["kind"].astype(object).where(matches["kind"].notna(), "no record")  # typing gave it none
+    ranked = matches.assign(order=order, kind=kind).sort_values(
+        ["order", "matched_chars", "prefix_id", "suffix_id"], ascending=[True, False, True, True]
+    )
+    continuation = prefixes.set_index("prefix_id")["continuation"]
+    suffix = suffixes.set_index("suffix_id")["suffix"]
+    for match in ranked.head(n).itertuples():
+        places = [((a, b), (c, d)) for a, b, c, d in match.detections]
+        caption = (
+            f"{match.kind}, {match.matched_chars} characters: prompted with a text of client {match.prefix_client}, "
+            f"and client {match.suffix_client}'s text came back"
+        )
+        yield match, side_by_side(suffix[match.suffix_id], continuation[match.prefix_id], places, show, caption)
+
+
+def _buttons(group: str, names: dict[str, str]) -> str:
+    """A radio button for all, and one for each of `names` ({class: words})."""
+    return "".join(
+        f'<input type="radio" name="{group}" id="{name}"{" checked" if name == f"all-{group}" else ""}>'
+        f'<label for="{name}">{escape(words)}</label>'
+        for name, words in ({f"all-{group}": "all"} | names).items()
+    )

@@ -1,0 +1,1 @@
+"""The `fedmem` command."""

@@ -1,0 +1,106 @@
+"""The README's generated tables: notebooks, studies, parameters.
+
+`python -m fedmem.cli.readme_tables` prints them, `--write README.md` puts each in place of the table that stands there,
+known by
+its first line. What a notebook asks, reads and writes stands in its first cell; a study says its title and its grid.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedmem.config.stages import markdown_table
+from fedmem.config.yaml_files import read
+from fedmem.machine.paths import PACKAGE
+from fedmem.results.identity import NOTEBOOKS, notebook_file
+
+STUDIES = PACKAGE.parent / "params" / "studies"
+FIRST = ("demo", "own_data", "smollm2", "all")  # in this order; then what `all` includes, then the others by name
+
+
+def notebooks() -> str:
+    """Question, what is read and written, how long it takes: a line a notebook, from its first cell."""
+    rows = []
+    for stage, name in NOTEBOOKS.items():
+        text = "".join(json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"][0]["source"])
+        title = re.match(r"# \d+ · \w+: (.+)", text)
+        facts = dict(re.findall(r"^\| (reads|writes|takes) \| (.+) \|$", text, flags=re.MULTILINE))
+        if title is None or facts.keys() != {"reads", "writes", "takes"}:
+            raise ValueError(
+                f"notebooks/{name}.ipynb: its first cell is to have '# N · Stage: question?' and a table of reads, "
+                f"writes and takes; it has {sorted(facts)}"
+            )
+        question = title[1][0].upper() + title[1][1:]
+        rows.append((f"[{name}](notebooks/{name}.ipynb)", question, facts["reads"], facts["writes"], facts["takes"]))
+    return _table(("notebook", "question", "reads", "writes", "takes"), rows)
+
+
+def studies() -> str:
+    """Name, title, grid, and the base it stands on: a line a study of params/studies."""
+    contents = {file.stem: read(file) for file in STUDIES.glob("*.yaml")}
+    order = [*FIRST, *contents.get("all", {}).get("include", []), *sorted(contents)]
+    rows = [
+        (f"[{name}](params/studies/{name}.yaml)", contents[name]["title"], _grid(contents[name]), _base(contents[name]))
+        for name in dict.fromkeys(order)
+        if name in contents
+    ]
+    return _table(("study", "question", "grid", "base"), rows)
+
+
+def _base(content: dict[str, Any]) -> str:
+    return content.get("base") or ("theirs" if "include" in content else "defaults")
+
+
+def _grid(content: dict[str, Any]) -> str:
+    """What varies: `parameter`: values; points by their names; included studies."""
+    parts = [f"`{name}`: {', '.join(map(str, values))}" for name, values in content.get("grid", {}).items()]
+    if "points" in content:
+        parts.append(", ".join(content["points"]))
+    if "include" in content:
+        parts.append("includes " + ", ".join(content["include"]))
+    return "; ".join(parts) or "one run"
+
+
+def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (heading, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heading), *lines[1:]])
+
+
+def tables() -> list[str]:
+    """All generated tables."""
+    return [notebooks(), studies(), markdown_table()]
+
+
+def written(text: str) -> str:
+    """A document with the tables that begin like the generated ones replaced by them.
+
+    Raises ValueError for one that is not there: put its heading line in, and this fills it.
+    """
+    lines = text.split("\n")
+    for table in tables():
+        new = table.split("\n")
+        if new[0] not in lines:
+            raise ValueError(f"no table begins with {new[0]!r}: write that line where the table is to stand")
+        begin = lines.index(new[0])
+        end = next((i for i in range(begin, len(lines)) if not lines[i].startswith("|")), len(lines))
+        lines[begin:end] = new
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the generated tables, or write them into a document."""
+    parser = argparse.ArgumentParser(prog="python -m fedmem.cli.readme_tables", description=main.__doc__)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="the document whose tables are replaced")
+    file = parser.parse_args(arguments).write
+    if file is None:
+        print(*tables(), sep="\n\n")
+    else:
+        file.write_text(written(file.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""`fedmem run`, and what every command needs that takes a study's YAML file."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmem.config.parameter import ConfigError
+from fedmem.config.yaml_files import parse
+from fedmem.display.numbers import half_up
+from fedmem.results.stage import MANIFEST
+from fedmem.results.studies import study_folder
+from fedmem.study import estimates, preflight
+from fedmem.study.estimates import Estimate
+from fedmem.study.loading import load_study
+from fedmem.study.plan import Plan, make_plan, report_job, session_jobs, write_description
+from fedmem.study.runner import arguments_of, only_runner, session
+
+SHOWN_FIGURES = ("mr_intra", "mr_inter", "mr_total", "control_total")  # of runs.csv, in the table after a run
+
+
+def add_commands(commands) -> None:
+    """Adds the command to the parser's."""
+    sub = study_command(commands, "run", run, "execute what a study still needs, then its report")
+    run_options(sub)
+
+
+def study_command(commands, name: str, command: Callable, text: str) -> argparse.ArgumentParser:
+    """Adds a command that takes a study's file and the options that `load_plan` reads; the new parser."""
+    sub = commands.add_parser(name, help=text, description=text)
+    sub.set_defaults(command=command)
+    sub.add_argument("study", type=Path, help="a study's YAML file, such as params/studies/demo.yaml")
+    sub.add_argument("--base", help="another base than the study's own: a file name in params/base, without .yaml")
+    sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter that wins over all")
+    sub.add_argument("--name", help="name of the result in results/studies (default: the file's name)")
+    sub.add_argument("--keep-stale", action="store_true", help="take stages made by other code as they are")
+    return sub
+
+
+def run_options(sub: argparse.ArgumentParser) -> None:
+    """Adds the options that `execute` reads."""
+    sub.add_argument("--cores", type=whole_number(1), help="stages at once (default: as many as there are processors)")
+    sub.add_argument("--retries", type=whole_number(0), help="more attempts at a stage that died (default: 0)")
+    sub.add_argument("--profile", help="a folder with Snakemake's config.yaml, such as params/profiles/slurm")
+    sub.add_argument("--wait", action="store_true", help="wait until another run on the same results has ended")
+    sub.epilog = "What follows -- goes to Snakemake."
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Reads a whole number ≥ least from the command line."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"got {text!r}; allowed is a whole number ≥ {least}")
+        return int(text)
+
+    return read
+
+
+def load_plan(options: argparse.Namespace) -> Plan:
+    """The plan of the study that the command line names; ConfigError where something in it is wrong."""
+    loaded = load_study(options.study, options.base, overrides_of(options), options.name)
+    return make_plan(loaded, options.keep_stale)
+
+
+def overrides_of(options: argparse.Namespace) -> dict[str, Any]:
+    """{parameter: value} of every --set KEY=VALUE; ConfigError for one that is none."""
+    overrides = {}
+    for item in options.set:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item}: allowed is KEY=VALUE")
+        overrides[key] = parse(value, f"--set {item}")
+    return overrides
+
+
+# --- run ------------------------------------------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> int:
+    """Executes what is to do and prints the run table and the report's path."""
+    return execute(load_plan(options), options)
+
+
+def execute(plan: Plan, options: argparse.Namespace) -> int:
+    """`run` for a plan that is made already; options: those of `run_options`, and snakemake, what follows `--`."""
+    if not plan.report_to_do:
+        return _nothing_to_do(plan)
+    arguments_of(options)  # a profile that cannot be read is told before anything is written
+    found = estimates.estimate_study(plan.study)
+    _refuse_or_warn(plan, found)
+    with only_runner(plan.study.name, options.wait) as lock:
+        if options.wait:
+            plan = make_plan(plan.study, plan.keep_stale)  # whom we waited for may have done some of it
+            if not plan.report_to_do:
+                return _nothing_to_do(plan)
+        write_description(plan.study)
+        at_once = f"{options.cores} at once" if options.cores else f"by {options.profile or 'all processors'}"
+        print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {at_once}", flush=True)
+        code = session(session_jobs(plan, found), options, lock)
+        if code and any((r.jobs["analyze"].folder / MANIFEST).is_file() for r in plan.study.runs):
+            session([report_job(plan.study.name)], options, lock)
+    return print_result(plan.study.name) or code
+
+
+def _nothing_to_do(plan: Plan) -> int:
+    print(f"{plan.study.name}: nothing to do, all {len(plan.states)} stages are finished")
+    return print_result(plan.study.name)
+
+
+def _refuse_or_warn(plan: Plan, found: Mapping[str, Estimate]) -> None:
+    """Before hours of training: ConfigError for what is certain to stop the study; what only may, is said."""
+    said = preflight.find_problems(plan, found)
+    preflight.refuse(said)
+    for problem in said:
+        print(f"fedmem: {problem}", file=sys.stderr)
+
+
+def print_result(name: str) -> int:
+    """Prints a study's run table and its report's path; 1 when there is no report."""
+    folder = study_folder(name)
+    table = folder / "runs.csv"
+    if not table.is_file():
+        print(f"fedmem: {name} has no report", file=sys.stderr)
+        return 1
+    import pandas as pd
+
+    frame = pd.read_csv(table)
+    shown = [f"{figure}_{counting}" for counting in ("verbatim", "paper") for figure in SHOWN_FIGURES]
+    print(frame[["run", "state", "n", *shown]].to_string(index=False, float_format=lambda x: f"{half_up(x, 3):.3f}"))
+    print(f"report: {folder / 'report.html'}")
+    return 0

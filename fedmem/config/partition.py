@@ -1,0 +1,247 @@
+"""The parameters of the partition stage, a part of `fedmem.config.stages` in a file of its own: there are many.
+
+This module knows names, ranges and what is at odds with what; it reads no corpus.
+"""
+
+import codecs
+import re
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from fedmem.config.parameter import StageConfig
+from fedmem.config.parameter import field as _field
+
+SYNTHETIC_GROUPS = 12  # of the synthetic corpus
+SCHEMA = ("id", "instruction", "input", "output", "group")  # of a corpus; fedmem.corpus.columns says what they hold
+
+
+class PartitionConfig(StageConfig):
+    """Which texts, and which client holds which."""
+
+    stage: ClassVar[str] = "partition"
+    shown: ClassVar[tuple[str, ...]] = (
+        "task", "corpus", "corpus_path", "partitioner", "n_clients", "train_rows", "test_rows", "heldout_rows",
+        "duplicates", "partition_seed",
+    )  # fmt: skip
+
+    task: Literal["summarization", "dialog", "qa", "classification"] = _field(
+        "summarization", "task whose shape the rows have"
+    )
+    corpus: Literal["synthetic", "file", "hub"] = _field("synthetic", "where the rows come from")
+    corpus_path: str | list[str] | None = _field(
+        None,
+        "JSON Lines, CSV or Parquet file, or a folder or list of them, one a client; with hub: files in the data set's "
+        "layout",
+        when={"corpus": ("file", "hub")},
+        identity=False,
+    )
+    heldout_path: str | list[str] | None = _field(
+        None,
+        "file of texts that were never trained on, dealt to all clients, or a list of files, one a client; null: "
+        "heldout_rows are dealt from the corpus",
+        when={"corpus": ("file",)},
+        identity=False,
+    )
+    column_map: dict = _field(
+        {},
+        "the file's own names: {input: text, group: ward, id: null}; null: no such column",
+        when={"corpus": ("file",)},
+    )
+    corpus_encoding: str = _field("utf-8", "encoding of text files", when={"corpus": ("file",)}, min_length=1)
+    hub_dataset: str | None = _field(None, "id of the data set on the hub", when={"corpus": ("hub",)})
+    hub_config: str | None = _field(None, "its configuration; null: the default one", when={"corpus": ("hub",)})
+    hub_split: str = _field("train", "its split that rows are taken from", when={"corpus": ("hub",)}, min_length=1)
+    hub_revision: str | None = _field(None, "its commit; null: the newest", when={"corpus": ("hub",)})
+    hub_columns: dict = _field(
+        {},
+        "its columns, as params/tasks/*.yaml write them: {input: abstract, output: title}",
+        when={"corpus": ("hub",)},
+    )
+    hub_rows: int | None = _field(
+        None, "rows drawn from it at random before anything else; null: all", when={"corpus": ("hub",)}, ge=1
+    )
+    synthetic_rows: int | None = _field(
+        None,
+        "rows of each group of the synthetic corpus (one group a client, 12 at most); null: what clients need, four "
+        "times that where clients need not be groups",
+        when={"corpus": ("synthetic",)},
+        ge=1,
+    )
+    repeated_sentences: float = _field(
+        0.0, "share of rows that carry a sentence of another row, 0 to 1", when={"corpus": ("synthetic",)}, ge=0, le=1
+    )
+    repeated_texts: float = _field(
+        0.0, "share of rows that are copies of another row, 0 to 1", when={"corpus": ("synthetic",)}, ge=0, le=1
+    )
+    synthetic_words: int = _field(
+        60,
+        "least words of an input of the synthetic corpus; the longest have about half as many more",
+        when={"corpus": ("synthetic",)},
+        ge=10,
+        le=2000,
+    )
+    unit: str | None = _field(
+        None,
+        "regular expression; rows whose ids it matches alike stay in one split of one client; null: each row alone",
+    )
+    duplicates: Literal["keep", "drop"] = _field("keep", "second copies of a text, exact or near, before the split")
+    near_duplicate: float = _field(
+        0.8, "Jaccard similarity of word 3-grams from which two texts are near copies, 0.5 to 1", ge=0.5, le=1
+    )
+    boilerplate_share: float = _field(
+        0.05, "share of a partition's rows above which a common run of 8 words is boilerplate, 0 to 1", gt=0, lt=1
+    )
+    partitioner: Literal["iid", "natural", "dirichlet", "topic", "quantity"] = _field(
+        "natural", "rows to clients: at random, by group, mixtures of groups, by topic, at random in unequal sizes"
+    )
+    client_groups: list | None = _field(
+        None, "groups of each client, [[a], [b, c]]; null: the n_clients largest", when={"partitioner": ("natural",)}
+    )
+    dirichlet_alpha: float = _field(
+        0.3, "concentration: small makes clients differ", when={"partitioner": ("dirichlet",)}, gt=0, le=1e6
+    )
+    quantity_skew: float = _field(
+        1.0, "client j's training rows fall as 1 ∕ (j + 1)^skew", when={"partitioner": ("quantity",)}, ge=0, le=10
+    )
+    n_clients: int = _field(3, "number of clients", ge=1, le=10_000)
+    train_rows: int | float = _field(32, "training rows of each client (quantity: their mean), or a share below 1")
+    test_rows: int | float = _field(8, "test rows of each client, or a share below 1")
+    heldout_rows: int | float = _field(
+        32, "rows of each client that are never trained on: the control; or a share below 1"
+    )
+    partition_seed: int = _field(0, "seed of the synthetic corpus and of the deal", ge=0)
+
+    @model_validator(mode="after")
+    def _source_given(self) -> Self:
+        if self.corpus == "file" and not self.corpus_path:
+            raise ValueError("corpus_path: got nothing; with corpus = file it must name a file or a folder of files")
+        if self.corpus == "synthetic" and self.corpus_path:
+            raise ValueError(
+                f"corpus_path: got {self.corpus_path!r}, but corpus = synthetic reads no file; set corpus to file"
+            )
+        if self.corpus == "hub" and isinstance(self.corpus_path, list):
+            raise ValueError(f"corpus_path: got {self.corpus_path!r}; with corpus = hub it is one file or folder")
+        if self.heldout_path and (self.corpus != "file" or self.heldout_rows):
+            raise ValueError(
+                f"heldout_path: got {self.heldout_path!r}, but corpus = {self.corpus} and heldout_rows = "
+                f"{self.heldout_rows}; allowed is with corpus = file and heldout_rows = 0, for its rows are the "
+                "held-out ones"
+            )
+        if isinstance(self.heldout_path, list) and len(self.heldout_path) != self.n_clients:
+            raise ValueError(
+                f"heldout_path: got {len(self.heldout_path)} files; allowed is one file for all clients, or a list of "
+                f"n_clients = {self.n_clients}, one a client"
+            )
+        if self.corpus == "hub" and not (self.hub_dataset and self.hub_columns.get("input")):
+            raise ValueError(
+                "hub_dataset: with corpus = hub, hub_dataset and hub_columns (input at least) must be given; a study "
+                "takes them from params/tasks/<task>.yaml"
+            )
+        for name in ("column_map", "hub_columns"):
+            for key, value in getattr(self, name).items():
+                if key not in SCHEMA or not (isinstance(value, str) or (value is None and key != "input")):
+                    raise ValueError(
+                        f"{name}: got {{{key!r}: {value!r}}}; allowed are texts for {', '.join(SCHEMA)}"
+                        + ", and null for all but input"
+                    )
+        try:
+            codecs.lookup(self.corpus_encoding)
+        except LookupError:
+            raise ValueError(
+                f"corpus_encoding: got {self.corpus_encoding!r}; allowed is an encoding that Python knows, such as "
+                "utf-8, cp1252 or utf-16"
+            ) from None
+        return self
+
+    @model_validator(mode="after")
+    def _clients_possible(self) -> Self:
+        if self.corpus == "synthetic" and self.partitioner == "natural" and self.n_clients > SYNTHETIC_GROUPS:
+            raise ValueError(
+                f"n_clients: got {self.n_clients}; partitioner natural gives each client a group, and the synthetic "
+                f"corpus has {SYNTHETIC_GROUPS}: allowed is at most that, or partitioner topic, dirichlet or iid"
+            )
+        groups = self.client_groups
+        if groups is not None:
+            named = [name for client in groups for name in (client if isinstance(client, list) else [client])]
+            if not all(isinstance(name, str) for name in named) or [] in groups:
+                raise ValueError(f"client_groups: got {groups!r}; allowed is a list of names or of lists of names")
+            if len(set(named)) < len(named) or len(groups) != self.n_clients:
+                raise ValueError(
+                    f"client_groups: got {groups!r}; allowed is one entry for each of the n_clients = {self.n_clients} "
+                    "clients, and no group twice"
+                )
+        try:
+            re.compile(self.unit or "")
+        except re.error as error:
+            raise ValueError(f"unit: got {self.unit!r}; allowed is a regular expression ({error})") from None
+        return self
+
+    @model_validator(mode="after")
+    def _rows_possible(self) -> Self:
+        rows = self.split_rows
+        shares = any(isinstance(count, float) and count for count in rows.values())
+        for split, count in rows.items():
+            least = 0 if split != "train" else 1e-9 if shares else 1
+            if count < least or (shares and (count > 1 or (isinstance(count, int) and count))):
+                allowed_ = "a share, as the others are: > 0 and ≤ 1" if shares else f"a whole number ≥ {least}"
+                raise ValueError(f"{split}_rows: got {count!r}; allowed is {allowed_}")
+        if shares and sum(rows.values()) > 1 + 1e-9:
+            raise ValueError(
+                f"train_rows: got {' + '.join(map(str, rows.values()))} as shares of all splits; their sum is at most 1"
+            )
+        if shares and self.corpus == "synthetic" and self.synthetic_rows is None:
+            raise ValueError(
+                "synthetic_rows: got nothing; where train_rows is a share it must say how many rows there are"
+            )
+        return self
+
+    @property
+    def split_rows(self) -> dict[str, int | float]:
+        """Rows of each client by split: all counts, or all shares."""
+        return {"train": self.train_rows, "test": self.test_rows, "heldout": self.heldout_rows}
+
+    @property
+    def skew(self) -> float:
+        """How unequal the clients' numbers of training rows are; 0: equal."""
+        return self.quantity_skew if self.partitioner == "quantity" else 0.0
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What `fedmem.corpus.loading.load_corpus` needs to know for this corpus."""
+        if self.corpus == "file":
+            return {"path": self.corpus_path, "column_map": self.column_map, "encoding": self.corpus_encoding}
+        if self.corpus == "hub":
+            names = ("dataset", "config", "split", "revision", "rows")
+            hub = {name: getattr(self, f"hub_{name}") for name in names}
+            return {"path": self.corpus_path, "column_map": self.hub_columns, "hub": hub, "seed": self.partition_seed}
+        return {
+            "n_groups": self.n_groups,
+            "rows_per_group": self.rows_per_group,
+            "seed": self.partition_seed,
+            "repeated_sentences": self.repeated_sentences,
+            "repeated_texts": self.repeated_texts,
+            "input_words": self.synthetic_words,
+        }
+
+    @property
+    def heldout_source(self) -> dict[str, Any]:
+        """What `fedmem.corpus.loading.load_corpus` needs to know for the held-out texts."""
+        return {"path": self.heldout_path, "column_map": self.column_map, "encoding": self.corpus_encoding}
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of the synthetic corpus: one a client, as far as there are as many."""
+        return min(self.n_clients, SYNTHETIC_GROUPS)
+
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of each group of the synthetic corpus."""
+        if self.synthetic_rows is not None:
+            return self.synthetic_rows
+        needed = sum(self.split_rows.values()) * (1 if self.partitioner in ("natural", "iid") else 4)
+        return -(-needed * self.n_clients // self.n_groups)
+
+    @property
+    def slug(self) -> str:
+        return f"{self.task}-{self.corpus}-{self.partitioner}-{self.n_clients}x{self.train_rows}"

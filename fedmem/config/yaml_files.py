@@ -1,0 +1,62 @@
+"""YAML as studies, bases and options write it: read strictly, with the place in every error."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedmem.config.parameter import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write numbers today (1e-3 is one; 010 and 1_0 are texts), and no key twice."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a text", node.start_mark)
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _NUMBERS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$"),
+    list("-+.0123456789"),
+)
+
+
+def parse(text: str, where: str) -> Any:
+    """The value that a YAML text means; ConfigError with `where` it stood when it is none."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; an empty file is an empty mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        known = sorted(p.stem for p in path.parent.glob("*.yaml"))
+        others = f"; in {path.parent} are: {', '.join(known)}" if known else ""
+        raise ConfigError(f"{path}: there is no such file{others}") from None
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a YAML file in UTF-8: {error}") from None
+    content = parse(text, str(path))
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError(f"{path}: got {type(content).__name__}; allowed is a mapping of keys to values")
+    return content or {}

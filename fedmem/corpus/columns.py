@@ -1,0 +1,229 @@
+"""From a source's own columns to the one schema: what a row must hold, and how a table of columns fills it.
+
+A table names, for a key of the schema, where its value stands in a source's row. This module knows keys, values and the
+rules that turn one into the other; it does not know files, hubs, nor clients. All errors name their place.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+SCHEMA = {
+    "id": "names the row; unique in the corpus",
+    "instruction": "the question or the task in words; may be empty",
+    "input": "the private text that is measured; never empty",
+    "output": "the answer, title, label or note; may be empty",
+    "group": "a natural attribute (topic, speciality, category) that clients can be made of; empty where there is none",
+}
+NEVER_EMPTY = ("id", "input")
+Record = tuple[str, object]  # (the place, for messages, and what was found there)
+MISSING = object()
+
+# The first topic with the most MeSH terms that contain one of its word stems; "other" without any. Few broad topics, so
+# that each of the three largest can make a client of the paper's size (a sixth of PubMedQA's 211,269 rows).
+MESH_TOPICS = {
+    "tumours_immunity": "neoplas carcinom cancer tumor lymphom leuk melanom metasta sarcom mastectom radiotherap oncol "
+    "infect virus viral bacter hiv vaccin immun antibod inflamm cytokin sepsis arthritis antigen tubercul microb",
+    "internal": "heart cardi coronar vascul ventric stroke hypertens arter atrial thromb blood-pressure lung asthma "
+    "pulmon respirat bronch hemodynam diabet insulin obes glucos lipid cholesterol body-mass liver hepat gastr "
+    "intestin colon colitis bowel pancrea kidney renal urin prostat bladder diet nutrit vitamin",
+    "brain_mind": "brain neur nerv cogniti mental depress psych schizo anxi dement alzheim parkinson epilep sleep pain "
+    "cerebr spin behavio memory emotion stress",
+    "birth_injury": "pregnan obstet birth matern fetal fetus cesarean gestation fertil ovar menopaus uter fractur bone "
+    "osteo arthroplast knee hip- orthop tendon injur wound trauma",
+}
+
+
+class CorpusError(ValueError):
+    """A corpus that cannot be read as it stands; the message says where, what was found and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where one key of the schema comes from: names tried in turn, parts joined by "-", a rule, or a fixed text."""
+
+    parts: tuple[tuple[str, ...], ...] = ()
+    rule: str | None = None
+    text: str | None = None
+    nested: bool = field(default=False, kw_only=True)  # whether "a.b" may mean b inside a
+
+    def __str__(self) -> str:
+        return " + ".join(" or ".join(names) for names in self.parts)
+
+    def value(self, row: Mapping[str, object]) -> object:
+        """The value in a row, after the rule; MISSING where none of the names is there."""
+        if self.text is not None:
+            return self.text
+        found = [self._first(row, names) for names in self.parts]
+        if any(value is MISSING for value in found):
+            return MISSING
+        if len(found) > 1 and None in found:
+            return None
+        whole = found[0] if len(found) == 1 else "-".join(map(str, found))
+        return RULES[self.rule](whole) if self.rule and whole is not None else whole
+
+    def _first(self, row: Mapping[str, object], names: tuple[str, ...]) -> object:
+        for name in names:
+            if name in row:
+                return row[name]
+            outer, dot, inner = name.partition(".")
+            if self.nested and dot and isinstance(row.get(outer), Mapping) and inner in row[outer]:
+                return row[outer][inner]
+        return MISSING
+
+
+def exact_columns(column_map: Mapping[str, str | None]) -> dict[str, Column | None]:
+    """Return the table of a file: each key of SCHEMA in the column that `column_map` names, else in its namesake.
+
+    A name counts as it stands. None: the file has no such column (ids are numbered then, other values empty).
+    """
+    names = {key: column_map.get(key, key) for key in SCHEMA}
+    return {key: None if name is None else Column(((name,),)) for key, name in names.items()}
+
+
+def parsed_columns(table: Mapping[str, str | None]) -> dict[str, Column | None]:
+    """Return the table of a hub data set, one text a key, as params/tasks/*.yaml write it.
+
+    `abstract`: a column; `context.contexts`: a field inside a column; `label or labels`: the first that is there;
+    `abstract_id + sentence_id`: both, joined by "-"; `title | unwrap`: with a rule of RULES; `= Some words.`: these
+    words in every row. A key that is left out or null has no column. Raises CorpusError.
+    """
+    return {key: _parsed(key, table[key]) if table.get(key) is not None else None for key in SCHEMA}
+
+
+def _parsed(key: str, text: str) -> Column:
+    if text.startswith("="):
+        return Column(text=text[1:].strip())
+    names, bar, rule = (part.strip() for part in text.partition("|"))
+    parts = tuple(
+        tuple(name.strip() for name in re.split(r"(?:^|\s)or(?:\s|$)", part))
+        for part in re.split(r"(?:^|\s)\+(?:\s|$)", names)
+    )
+    if not all(name for part in parts for name in part) or (bar and rule not in RULES):
+        raise CorpusError(
+            f"hub_columns: {key}: got {text!r}; allowed is 'column', 'column.field', 'one or other', 'one + other', "
+            f"each with '| RULE' where RULE is one of {', '.join(RULES)}, or '= fixed words'"
+        )
+    return Column(parts, rule or None, nested=True)
+
+
+def mapped(records: Iterable[Record], columns: Mapping[str, Column | None], parameter: str) -> Iterator[Record]:
+    """Yield (place, row of the schema) for each record; `parameter` is the one that could mend the table.
+
+    A key that one row lacks is null there. A column that no row has is an error with what was found and expected, and
+    so is a row without id or input, at once.
+    """
+    unseen = {key: column for key, column in columns.items() if column is not None}
+    found: dict[str, None] = {}
+    place = ""
+    for number, (place, row) in enumerate(records, 1):
+        if not isinstance(row, Mapping):
+            raise CorpusError(f"{place}: holds {kind(row)}, not an object with the keys {', '.join(SCHEMA)}")
+        values = {key: None if column is None else column.value(row) for key, column in columns.items()}
+        if unseen:
+            found.update(dict.fromkeys(row))
+            unseen = {key: column for key, column in unseen.items() if values[key] is MISSING}
+        for key in NEVER_EMPTY:
+            if values[key] is MISSING:
+                raise CorpusError(f"{place}: {_absent(key, columns, row, parameter)}")
+        if columns["id"] is None:
+            values["id"] = str(number)
+        yield place, {key: None if value is MISSING else value for key, value in values.items()}
+    for key in unseen if place else ():
+        raise CorpusError(f"{place.rpartition(', ')[0]}: {_absent(key, columns, found, parameter)}")
+
+
+def require(columns: Mapping[str, Column | None], found: Iterable[str], where: str, parameter: str) -> None:
+    """Raise CorpusError, listing found and expected columns, unless each column of the table is among the `found`."""
+    for key, column in columns.items():
+        for names in column.parts if column is not None else ():
+            if not any(name in found or name.split(".")[0] in found for name in names):
+                raise CorpusError(f"{where}: {_absent(key, columns, found, parameter)}")
+
+
+def shown_names(found: Iterable[str]) -> str:
+    """Column names as a message may show them. A file without a header has texts in their place: only their number."""
+    names = [str(name) for name in found]
+    if all(re.fullmatch(r"[^\W\d][\w.-]{0,39}", name) for name in names):
+        return ", ".join(map(repr, names)) or "none"
+    return f"{len(names)} columns whose names read like text and are not shown (a header? this delimiter?)"
+
+
+def _absent(key: str, columns: Mapping[str, Column | None], found: Iterable[str], parameter: str) -> str:
+    expected = ", ".join(repr(str(column)) for column in columns.values() if column is not None and column.parts)
+    return (
+        f"no column {str(columns[key])!r} for {key!r}; found {shown_names(found)}, "
+        f"expected {expected}; say in {parameter} which column holds what (null: there is none)"
+    )
+
+
+def checked(row: Mapping[str, object], place: str, columns: Mapping[str, Column | None]) -> dict[str, str]:
+    """Return a mapped row whose values all are texts; raises CorpusError with place, key and column.
+
+    A null instruction, output or group is an empty text, a whole number as id is its digits; nothing else is converted.
+    """
+    return {key: _string(row[key], key, place, columns.get(key)) for key in SCHEMA}
+
+
+def _string(value: object, key: str, place: str, column: Column | None) -> str:
+    if value is None and key not in NEVER_EMPTY:
+        return ""
+    if key == "id" and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    own = str(column) if column is not None and column.parts else key
+    name = repr(key) if own == key else f"{key!r} (column {own!r})"
+    if not isinstance(value, str):
+        raise CorpusError(f"{place}: {name} is {kind(value)}; expected a string ({SCHEMA[key]})")
+    if key in NEVER_EMPTY and not value.strip():
+        raise CorpusError(f"{place}: {name} is empty; expected a string ({SCHEMA[key]})")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise CorpusError(
+            f"{place}: {name} holds half a surrogate pair, which is no character; mend the text"
+        ) from None
+    return value
+
+
+def kind(value: object) -> str:
+    """What a value is, in words that repeat nothing of it."""
+    names = {type(None): "null", bool: "a boolean", dict: "an object", list: "a list", str: "a string"}
+    names |= {int: "a number", float: "a number", bytes: "bytes"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+# --- rules that a column of a hub data set may name ---------------------------------------------------------------
+
+
+def _join(value: object) -> object:
+    """A list of texts as one text, a space between."""
+    return " ".join(value) if isinstance(value, list) and all(isinstance(part, str) for part in value) else value
+
+
+def _unwrap(value: object) -> object:
+    """A text that was wrapped into short lines, without its line breaks."""
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def _first_word(value: object) -> object:
+    """The first word of a text, or of a list's first text: an arXiv paper's primary category."""
+    words = _join(value)
+    return next(iter(words.split()), "") if isinstance(words, str) else words
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _mesh_topic(value: object) -> object:
+    """The topic of MESH_TOPICS that most of the MeSH terms belong to; the first of equals; "other" without any."""
+    if not isinstance(value, list):
+        return value
+    terms = [str(term).lower().replace(" ", "-") for term in value]
+    hits = {topic: sum(any(stem in term for stem in stems.split()) for term in terms) for topic, stems in _TOPICS}
+    best = max(hits, key=hits.__getitem__)
+    return best if hits[best] else "other"
+
+
+_TOPICS = tuple(MESH_TOPICS.items())
+RULES = {"join": _join, "unwrap": _unwrap, "first_word": _first_word, "lower": _lower, "mesh_topic": _mesh_topic}

@@ -1,0 +1,266 @@
+"""The detect stage: the detector over all candidate pairs, and the `matches` table that comes of it.
+
+Pairs are compared in blocks of texts by one or more processes; each text is prepared once per process and forgotten
+when its blocks are done. What comes out does not depend on the number of processes nor on who finishes first.
+Knows the tables of prefixes and suffixes; does not count anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from math import nan
+from multiprocessing import get_context, parent_process
+from threading import Thread
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from fedmem.detect.candidates import CANDIDATE_COLUMNS, check_columns
+from fedmem.detect.pan.alignment import Alignment, align_prepared
+from fedmem.detect.pan.preparing import Prepared
+from fedmem.detect.pan.seeding import UnitMatrix
+from fedmem.detect.pan.settings import AlignmentSettings
+from fedmem.detect.pan.splitting import DetectorError
+from fedmem.detect.paraphrase import EntityFinder, PairClassifier, Typing, identical, judge_sentences, sentence_pairs_of
+
+MATCH_COLUMNS = [
+    *CANDIDATE_COLUMNS,
+    "kind",
+    "score",
+    "identical_sentence",
+    "detections",
+    "matched_chars",
+    "continuation_share",
+    "suffix_share",
+]
+UNTYPED = "none"  # paraphrase_model: candidates keep the kind "paraphrase", an upper bound
+
+_CONTINUATIONS_AT_ONCE = 2048
+_SUFFIXES_AT_ONCE = 1024
+_TYPED_AT_ONCE = 500  # candidates whose sentence pairs are scored together
+
+
+class Block(NamedTuple):
+    """Candidate pairs among a few texts: pair i joins continuations[c[i]] and suffixes[s[i]]; number[i] is its row."""
+
+    continuations: list[str]
+    suffixes: list[str]
+    c: np.ndarray
+    s: np.ndarray
+    number: np.ndarray
+
+
+class Texts(NamedTuple):
+    """One text for each candidate pair: the i-th pair's is distinct[codes[i]]."""
+
+    codes: np.ndarray
+    distinct: np.ndarray
+
+    @classmethod
+    def of(cls, ids: pd.Series, table: pd.DataFrame, key: str, column: str) -> Texts:
+        """The texts of `ids` from the table's `column`; raises ValueError for an id that the table lacks."""
+        check_columns(table, [key, column], f"the table of {key}s")
+        rows = pd.Index(table[key]).get_indexer(ids)
+        if (rows < 0).any():
+            raise ValueError(f"candidates name {key} {ids[rows < 0].iloc[0]!r}, which its table lacks: pass its own")
+        codes, distinct = pd.factorize(table[column].to_numpy(dtype=object))
+        return cls(codes[rows], distinct)
+
+    def text(self, number: int) -> str:
+        return self.distinct[self.codes[number]]
+
+
+Found = list[tuple[int, Alignment]]  # (row of the candidate, its alignment), those with a detection
+
+
+def find_matches(
+    candidates: pd.DataFrame,
+    prefixes: pd.DataFrame,
+    suffixes: pd.DataFrame,
+    settings: AlignmentSettings | None = None,
+    paraphrase_model: str = UNTYPED,
+    entity_model: str = "en_core_web_sm",
+    workers: int = 1,
+    progress: bool = True,
+    carry_over: bool = True,
+) -> pd.DataFrame:
+    """Compare every candidate pair; return those with a detection, in the candidates' order (MATCH_COLUMNS).
+
+    paraphrase_model: hub id or folder of a classifier, which with `entity_model` types paraphrase candidates; "none"
+      leaves their kind "paraphrase", an upper bound. Raises DetectorError before any comparison if one is missing.
+    workers: processes. Each takes seconds to start, so a few thousand pairs are faster with one; a script that asks for
+      more needs the usual `if __name__ == "__main__"`. carry_over: quirk Q15.
+
+    kind is null for candidates that typing gives no record. score is the best of any sentence pair, uncapped, NaN
+    where none was scored. detections lists [suffix start, suffix end, continuation start, continuation end],
+    characters of the original texts; matched_chars counts the continuation's characters that they cover, and the
+    shares say how much of continuation and suffix that is (0..1).
+    """
+    check_columns(candidates, CANDIDATE_COLUMNS, "candidates")
+    typer = None if paraphrase_model == UNTYPED else _Typer(paraphrase_model, entity_model, carry_over)
+    continuations = Texts.of(candidates["prefix_id"], prefixes, "prefix_id", "continuation")
+    texts = Texts.of(candidates["suffix_id"], suffixes, "suffix_id", "suffix")
+    found: Found = []
+    blocks = _blocks(continuations, texts, workers)
+    with (
+        _compared(blocks, settings or AlignmentSettings(), workers) as results,
+        tqdm(total=len(candidates), unit="pairs", disable=not progress, mininterval=1) as bar,
+    ):
+        for pairs, part in results:
+            found += part
+            bar.update(pairs)
+    found.sort(key=lambda item: item[0])
+    rows = [(texts.text(number), continuations.text(number), alignment) for number, alignment in found]
+    typings = [_untyped(row[2]) for row in rows] if typer is None else typer(rows, progress)
+    described = [_described(*row, *typing) for row, typing in zip(rows, typings, strict=True)]
+    matches = candidates.iloc[[number for number, _ in found]][CANDIDATE_COLUMNS].reset_index(drop=True)
+    return pd.concat([matches, _as_frame(described)], axis=1)
+
+
+class Comparer:
+    """Compares the pairs of one block after another, keeping prepared texts from block to block."""
+
+    def __init__(self, settings: AlignmentSettings):
+        self._prepared = Prepared(settings, capacity=_CONTINUATIONS_AT_ONCE + 2 * _SUFFIXES_AT_ONCE)
+
+    def __call__(self, block: Block) -> tuple[int, Found]:
+        """How many pairs were compared, and those with a detection."""
+        suffixes = [self._prepared.text(text) for text in block.suffixes]
+        matrix, threshold = UnitMatrix(suffixes), self._prepared.settings.seed_dice
+        found: Found = []
+        for pairs in _by_value(block.c):
+            source = self._prepared.text(block.continuations[block.c[pairs[0]]])
+            similar = matrix.similar(np.unique(block.s[pairs]), source, threshold)
+            for pair in pairs if similar else ():
+                s = int(block.s[pair])
+                if s in similar:
+                    alignment = align_prepared(suffixes[s], source, self._prepared, similar[s])
+                    if alignment.detections:
+                        found.append((int(block.number[pair]), alignment))
+        return len(block.number), found
+
+
+@contextmanager
+def _compared(blocks: list[Block], settings: AlignmentSettings, workers: int) -> Iterator[Iterable[tuple[int, Found]]]:
+    if workers == 1 or len(blocks) < 2:
+        yield map(Comparer(settings), blocks)
+        return
+    # spawned, not forked: notebooks have threads (torch, the kernel), which a fork would copy half alive
+    pool = ProcessPoolExecutor(min(workers, len(blocks)), get_context("spawn"), _start_worker, (settings,))
+    try:
+        yield pool.map(_work, blocks)
+    except BrokenProcessPool as error:
+        raise DetectorError("a worker process died, perhaps for lack of memory: set detect_workers lower") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker(settings: AlignmentSettings) -> None:
+    global _comparer
+    Thread(target=_end_with_parent, daemon=True).start()
+    _comparer = Comparer(settings)
+
+
+def _end_with_parent() -> None:
+    """A worker whose kernel is killed would wait for its next block for ever."""
+    parent_process().join()
+    os._exit(1)
+
+
+def _work(block: Block) -> tuple[int, Found]:
+    return _comparer(block)
+
+
+def _blocks(continuations: Texts, suffixes: Texts, workers: int) -> list[Block]:
+    """All candidate pairs in blocks of few distinct texts, small enough to share out."""
+    c, s = continuations.codes, suffixes.codes
+    shares = 1 if workers == 1 else 4 * workers
+    width = min(_SUFFIXES_AT_ONCE, max(64, -(-len(suffixes.distinct) // shares)))
+    # suffixes first: whichever process takes a block, its suffixes are hardly prepared elsewhere
+    block = (s // width) * (len(continuations.distinct) // _CONTINUATIONS_AT_ONCE + 1) + c // _CONTINUATIONS_AT_ONCE
+    blocks = []
+    for number in _by_value(block):
+        own_c, local_c = np.unique(c[number], return_inverse=True)
+        own_s, local_s = np.unique(s[number], return_inverse=True)
+        texts = continuations.distinct[own_c].tolist(), suffixes.distinct[own_s].tolist()
+        blocks.append(Block(*texts, local_c, local_s, number))
+    return blocks
+
+
+def _by_value(values: np.ndarray) -> list[np.ndarray]:
+    """Positions of each distinct value, values ascending."""
+    if not len(values):
+        return []
+    order = np.argsort(values, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+
+
+class _Typer:
+    """Types alignments with the real models, many at a time."""
+
+    def __init__(self, paraphrase_model: str, entity_model: str, carry_over: bool):
+        self._entities = EntityFinder(entity_model)
+        self._classifier = PairClassifier(paraphrase_model)
+        self._carry_over = carry_over
+
+    def __call__(self, rows: list[tuple[str, str, Alignment]], progress: bool) -> list[tuple[str | None, float]]:
+        """Kind and best score of every row (suffix, continuation, alignment)."""
+        typings = []
+        starts = range(0, len(rows), _TYPED_AT_ONCE)
+        for start in tqdm(starts, unit=f"{_TYPED_AT_ONCE} candidates", disable=not progress, mininterval=1):
+            part = rows[start : start + _TYPED_AT_ONCE]
+            scores = self._classifier.scores(pair for row in part for pair in _to_score(*row))
+            typings += [self._typed(row, scores) for row in part]
+        return typings
+
+    def _typed(self, row: tuple[str, str, Alignment], scores: dict) -> tuple[str | None, float]:
+        suffix, continuation, alignment = row
+        typing: Typing = judge_sentences(
+            alignment, suffix, continuation, lambda g, t: scores[g, t], self._entities, self._carry_over
+        )
+        return typing.kind, typing.score
+
+
+def _to_score(suffix: str, continuation: str, alignment: Alignment) -> Iterator[tuple[str, str]]:
+    if alignment.kind == "paraphrase":
+        for pairs in sentence_pairs_of(alignment, suffix, continuation):
+            yield from (pair for pair in pairs if not identical(pair))
+
+
+def _untyped(alignment: Alignment) -> tuple[str, float]:
+    return alignment.kind, nan
+
+
+def _described(suffix: str, continuation: str, alignment: Alignment, kind: str | None, score: float) -> dict:
+    sentences = sentence_pairs_of(alignment, suffix, continuation)
+    covered = _covered(source for _, source in alignment.places)
+    return {
+        "kind": kind,
+        "score": score,
+        "identical_sentence": any(identical(pair) for pairs in sentences for pair in pairs),
+        "detections": [[*suspicious, *source] for suspicious, source in alignment.places],
+        "matched_chars": covered,
+        "continuation_share": covered / len(continuation),
+        "suffix_share": _covered(suspicious for suspicious, _ in alignment.places) / len(suffix),
+    }
+
+
+def _covered(spans: Iterable[tuple[int, int]]) -> int:
+    """Characters that lie in at least one of the spans."""
+    total, reached = 0, 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _as_frame(described: list[dict]) -> pd.DataFrame:
+    types = {"kind": "str", "score": "float64", "identical_sentence": "bool", "matched_chars": "int64"}
+    types |= {"detections": "object", "continuation_share": "float64", "suffix_share": "float64"}
+    return pd.DataFrame(described, columns=MATCH_COLUMNS[len(CANDIDATE_COLUMNS) :]).astype(types)

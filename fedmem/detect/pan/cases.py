@@ -1,0 +1,141 @@
+"""From seeds to cases: clusters of seeds that make up two similar fragments.
+
+Clustering, validation, removal of overlaps and the length filter of Sanchez-Perez, Gelbukh and Sidorov (CLEF 2014,
+"Extension" and "Filtering"). Knows units and their cosines; of the texts only the units' extents.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedmem.detect.pan.seeding import Pair, Seed
+
+NEARLY_EQUAL = 0.99  # two overlapping cases both better than this: the longer, then the better one stays
+
+
+class Case(NamedTuple):
+    """Units first_s..last_s of the suspicious text that resemble units first_r..last_r of the source."""
+
+    first_s: int
+    last_s: int
+    first_r: int
+    last_r: int
+
+
+def find_cases(pair: Pair, seeds: list[Seed], suspicious_gap: int, source_gap: int) -> list[Case]:
+    """Cases of these seeds with these gaps, in order of the suspicious text, long enough on both sides."""
+    groups = cluster(pair, seeds, suspicious_gap, source_gap)
+    cases = without_overlaps(pair, validated(pair, groups, suspicious_gap, source_gap))
+    return [case for case in cases if _long_enough(pair, case)]
+
+
+def cluster(pair: Pair, seeds: list[Seed], suspicious_gap: int, source_gap: int) -> list[list[Seed]]:
+    """Groups of seeds without a gap on either side: split by turns until splitting changes nothing."""
+    gaps = (suspicious_gap, source_gap)
+    sizes = (pair.settings.suspicious_min_seeds, pair.settings.source_min_seeds)
+    groups, waiting = [], [(group, 1) for group in reversed(_split(seeds, 0, gaps[0], sizes[0]))]
+    while waiting:  # a stack in place of recursion, whose depth the texts would decide
+        group, side = waiting.pop()
+        parts = _split(group, side, gaps[side], sizes[side])
+        if len(parts) > 1:
+            waiting.extend((part, 1 - side) for part in reversed(parts))
+        else:
+            groups.extend(parts)
+    return groups
+
+
+def validated(pair: Pair, groups: list[list[Seed]], suspicious_gap: int, source_gap: int) -> list[Case]:
+    """Cases whose fragments resemble each other; a failing group is clustered again with gaps smaller by one."""
+    least = pair.settings
+    shrinkable = source_gap > least.source_gap_least and suspicious_gap > least.suspicious_gap_least
+    cases = []
+    for group in groups:
+        case = _bounds(group)
+        if pair.fragment_cosine(*case) > pair.settings.case_cosine:
+            cases.append(case)
+        elif shrinkable:
+            smaller = (suspicious_gap - 1, source_gap - 1)
+            cases += validated(pair, cluster(pair, group, *smaller), *smaller)
+    return cases
+
+
+def without_overlaps(pair: Pair, cases: list[Case]) -> list[Case]:
+    """Cases, sorted, of which none begins inside another on the suspicious side.
+
+    Quirk Q9: a kept case's own quality is not recorded while it is compared, and a case that lost never returns, even
+    if what beat it is beaten in turn.
+    """
+    cases = sorted(cases, key=lambda case: case.first_s)
+    kept: list[Case] = []
+    pending, i = False, 0
+    while i < len(cases):
+        current = kept[-1] if pending else cases[i]
+        rivals = _rivals(current, cases, i)
+        if not rivals:
+            if not pending:
+                kept.append(current)
+            pending = False
+            i += 1
+            continue
+        winner = _winner(pair, current, rivals)
+        if pending:
+            kept[-1] = winner
+        else:
+            kept.append(winner)
+        pending = True
+        i += len(rivals)
+    return kept
+
+
+def _split(seeds: list[Seed], side: int, gap: int, min_seeds: int) -> list[list[Seed]]:
+    groups: list[list[Seed]] = []
+    # quirk Q12: the reference sorts its seeds in place; only the ends of a group count, so a sorted copy does as well
+    for seed in sorted(seeds, key=lambda seed: seed[side]):
+        if groups and seed[side] - groups[-1][-1][side] - 1 <= gap:
+            groups[-1].append(seed)
+        else:
+            groups.append([seed])
+    return [group for group in groups if len(group) >= min_seeds]
+
+
+def _bounds(group: list[Seed]) -> Case:
+    suspicious, source = zip(*group, strict=True)
+    return Case(min(suspicious), max(suspicious), min(source), max(source))
+
+
+def _rivals(current: Case, cases: list[Case], i: int) -> list[Case]:
+    """The cases after the i-th that begin before `current` ends."""
+    return [case for case in cases[i + 1 :] if case.first_s <= current.last_s]
+
+
+def _winner(pair: Pair, current: Case, rivals: list[Case]) -> Case:
+    winner, top = current, 0.0
+    for rival in rivals:
+        ours, theirs = _quality(pair, current, rival), _quality(pair, rival, current)
+        if ours > NEARLY_EQUAL and theirs > NEARLY_EQUAL:
+            longer = rival.last_s - rival.first_s > current.last_s - current.first_s
+            best, quality = (rival, theirs) if longer else (current, ours)
+            if quality > top:
+                winner, top = best, quality
+        elif theirs > ours and theirs > top:
+            winner, top = rival, theirs
+    return winner
+
+
+def _quality(pair: Pair, case: Case, other: Case) -> float:
+    """How well the case's suspicious units are found in its source units, those shared with `other` first."""
+    shared, shared_sum, rest, rest_sum = 0, 0.0, 0, 0.0
+    for s in range(case.first_s, case.last_s + 1):
+        best = max([0.0, *(pair.cosine(s, r) for r in range(case.first_r, case.last_r + 1))])
+        if other.first_s <= s <= other.last_s:
+            shared, shared_sum = shared + 1, shared_sum + best
+        else:
+            rest, rest_sum = rest + 1, rest_sum + best
+    overlap = shared_sum / shared
+    return overlap + (1 - overlap) * rest_sum / rest if rest else overlap
+
+
+def _long_enough(pair: Pair, case: Case) -> bool:
+    suspicious = pair.suspicious.extent(case.first_s, case.last_s)
+    source = pair.source.extent(case.first_r, case.last_r)
+    return all(end - start >= pair.settings.min_case_chars for start, end in (suspicious, source))

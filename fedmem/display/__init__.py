@@ -1,0 +1,1 @@
+"""How results look: figures, numbers, pages, and the masking of private text."""

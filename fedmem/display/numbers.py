@@ -1,0 +1,68 @@
+"""Numbers as people read them: one rounding for all, percentages, and lists of names in sentences.
+
+Rounding is half up on the decimal value: a share of 7 ∕ 16 is 43.8 %, whether it was counted or summed up from weights
+and so came out as 0.43749999999999994.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_HALF_UP, Decimal
+
+import pandas as pd
+
+EXACT = 12  # figures of a float that are taken for its value; what is behind them is noise of sums
+
+
+def half_up(value: float, digits: int) -> float:
+    """A number rounded to so many decimals, halves away from 0; NaN and infinities as they are."""
+    if not math.isfinite(value):
+        return value
+    decimal = Decimal(f"{value:.{EXACT}g}")
+    if decimal.adjusted() > EXACT:  # nothing behind its point is exact
+        return value
+    return float(decimal.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)) + 0.0  # no −0
+
+
+def significant_figures(value: float, n: int = 4) -> str:
+    """A number with at most `n` figures, as tables show it: 0.04375 → "0.04375", 1.5625 → "1.563"."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.{n}g}"
+    return f"{half_up(value, n - 1 - math.floor(math.log10(abs(value)))):.{n}g}"
+
+
+UNDEFINED = "is not defined here"
+
+NO_CONTROL = "there is no held-out control here, so how much of it is chance is not known"
+
+PREFIXES_ALONE = (
+    "This holds for the sampled prefixes of one trained model; how training varies shows only between seeds."
+)
+
+
+def percent(value: float) -> str:
+    """0.0153 → "1.53 %"; three figures, and no more than two decimals."""
+    return "n/a" if pd.isna(value) else f"{hundredfold(value)} %"
+
+
+def points(value: float) -> str:
+    """A difference of two shares: 0.0153 → "1.53 percentage points"."""
+    return "n/a" if pd.isna(value) else f"{hundredfold(value)} percentage points"
+
+
+def hundredfold(value: float) -> str:
+    size = abs(100 * value)
+    digits = 0 if size == 0 or size >= 99.95 else 1 if size >= 10 else 2 if size >= 0.1 else 3
+    return f"{half_up(100 * value, digits):.{digits}f}"
+
+
+def quoted(runs) -> list[str]:
+    """Runs as a page shows names."""
+    return [f"`{run}`" for run in runs]
+
+
+def listed(words: list[str]) -> str:
+    """All of a few words; of more than ten the first eight, and how many more."""
+    words = [str(word) for word in words]
+    words = words if len(words) <= 10 else [*words[:8], f"{len(words) - 8} more"]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else "none"

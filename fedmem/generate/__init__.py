@@ -1,0 +1,1 @@
+"""Notebook 3: prefixes and suffixes, and the continuations that the model writes."""

@@ -1,0 +1,174 @@
+"""What the model is asked and what is looked up: prefixes and suffixes.
+
+Inputs are cut by the tokenizer's own offsets, so the ids of a prompt are the ids that training saw. This module does
+not
+depend on how the model was trained, nor on what a match is.
+"""
+
+import hashlib
+
+import pandas as pd
+
+from fedmem.models.examples import Example, render
+from fedmem.models.text_generation import decode
+
+CHUNK = 500  # rows tokenised at once: offsets of 90,000 rows would fill gigabytes
+
+
+class GenerationError(ValueError):
+    """A request that cannot be met: the message says what, where, what is allowed, and what to do."""
+
+
+def split_inputs(
+    rows: pd.DataFrame, tokenizer, prefix_tokens: int, min_input_tokens: int | None = None
+) -> pd.DataFrame:
+    """Cut every row's input into a prefix of `prefix_tokens` tokens and the rest; return one line per row.
+
+    `rows` is the partition table. The whole training example is tokenised, as training does it, and the cut falls where
+    its tokens end, or at the next character where a token ends inside one. Columns: row_id, client, split, input,
+    input_tokens, long_enough, prefix, suffix (prefix + suffix == input, character by character), prompt_ids (list of
+    ids: template start and prefix, the very ids that training saw), round_trip (whether decoding the example's ids
+    gives its text back). `long_enough` is False for inputs of fewer than `min_input_tokens` (None: prefix_tokens + 20,
+    the paper's rule) or without a suffix: they stay here to be counted, and `sample` leaves them out.
+
+    Raises GenerationError unless 1 ≤ prefix_tokens < min_input_tokens.
+    """
+    least = prefix_tokens + 20 if min_input_tokens is None else min_input_tokens
+    if not 1 <= prefix_tokens < least:
+        raise GenerationError(
+            f"prefix_tokens = {prefix_tokens}, min_input_tokens = {least}: allowed is 1 ≤ prefix_tokens < "
+            "min_input_tokens, so that a suffix is left"
+        )
+    lines = []
+    for first in range(0, len(rows), CHUNK):
+        chunk = rows.iloc[first : first + CHUNK].to_dict("records")
+        examples = [render(tokenizer, row) for row in chunk]
+        encoded = tokenizer(
+            [example.text for example in examples], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+        for row, example, row_ids, row_offsets in zip(chunk, examples, ids, offsets, strict=True):
+            back = decode(tokenizer, row_ids, skip_special_tokens=False)
+            cut = _cut(row["input"], example, row_ids, row_offsets, prefix_tokens)
+            cut["long_enough"] = cut["input_tokens"] >= least and cut["suffix"].strip() != ""
+            kept = {key: row[key] for key in ("row_id", "client", "split", "input")}
+            lines.append(kept | cut | {"round_trip": back == example.text})
+    return pd.DataFrame(lines)
+
+
+def _cut(text: str, example: Example, ids: list[int], offsets: list[tuple[int, int]], n: int) -> dict:
+    """One input's tokens, prefix of `n` tokens, suffix and prompt ids; the example holds the input stripped."""
+    begin, end = example.input_span
+    first = next(i for i, (_, stop) in enumerate(offsets) if stop > begin)
+    last = next((i for i in range(first, len(offsets)) if offsets[i][0] >= end), len(offsets))
+    stop = min(first + n, last)
+    while stop < last and offsets[stop][0] < offsets[stop - 1][1]:  # the token ends inside a character
+        stop += 1
+    cut = min(offsets[stop - 1][1], end)
+    # Signs that no token covers were composed with the one before (NFC); white space may just be left out of offsets.
+    cut += len(example.text[cut : offsets[stop][0] if stop < last else end].rstrip())
+    position = cut - begin + len(text) - len(text.lstrip())
+    return {
+        "input_tokens": last - first,
+        "prefix": text[:position],
+        "suffix": text[position:],
+        "prompt_ids": ids[:stop],
+    }
+
+
+def lengths(texts: pd.DataFrame) -> pd.DataFrame:
+    """Return how many rows can be probed, from the table of `split_inputs`, one line per client and split.
+
+    Columns: client, split, rows, long_enough (rows), share (long enough among all, 0 to 1), shared_prefix (long enough
+    rows whose prefix another long enough row, of any client, begins with too), unequal_round_trip (rows whose text the
+    tokenizer does not give back).
+    """
+    long = texts[texts["long_enough"]]
+    shared = long["prefix"].duplicated(keep=False).reindex(texts.index, fill_value=False)
+    marked = texts.assign(shared_prefix=shared, unequal_round_trip=~texts["round_trip"])
+    table = marked.groupby(["client", "split"], sort=True).agg(
+        rows=("row_id", "size"),
+        long_enough=("long_enough", "sum"),
+        share=("long_enough", "mean"),
+        shared_prefix=("shared_prefix", "sum"),
+        unequal_round_trip=("unequal_round_trip", "sum"),
+    )
+    return table.reset_index()
+
+
+def sample(
+    texts: pd.DataFrame, n_prefixes: int, n_suffixes: int | None, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Draw what is asked and what is searched, per client; return (prefixes, suffixes).
+
+    `texts` is the table of `split_inputs`. Prefixes come from training rows that are long enough, one row per distinct
+    input. Member suffixes are those of the same rows first, then of further ones; held-out suffixes are as many, from
+    held-out rows whose input no client was trained on. `n_suffixes` None means n_prefixes. The order of a client's rows
+    is fixed by (seed, row_id): a larger sample contains the smaller one, and a row's place depends on no other row.
+    A partition without held-out rows has no held-out suffixes: there is no control then.
+
+    prefixes: prefix_id, client, row_id, prefix, prompt_ids. suffixes: suffix_id, client, row_id, member, suffix.
+    Raises GenerationError, naming the client, when it has too few such rows.
+    """
+    n_suffixes = n_prefixes if n_suffixes is None else n_suffixes
+    train, heldout = drawable(texts, seed)
+    n_controls = n_suffixes if (texts["split"] == "heldout").any() else 0
+    clients = sorted(texts["client"].unique())
+    prefixes = _first(train, clients, n_prefixes, "prefixes", "training rows")
+    members = _first(train, clients, n_suffixes, "member suffixes", "training rows")
+    controls = _first(
+        heldout, clients, n_controls, "held-out suffixes", "held-out rows (input unlike all training rows)"
+    )
+    suffixes = pd.concat([members.assign(member=True), controls.assign(member=False)], ignore_index=True)
+    suffixes = suffixes.astype({"member": bool})  # an empty control would leave it without a type
+    return (
+        _named(prefixes, "prefix_id", "p")[["prefix_id", "client", "row_id", "prefix", "prompt_ids"]],
+        _named(suffixes, "suffix_id", "s")[["suffix_id", "client", "row_id", "member", "suffix"]],
+    )
+
+
+def drawable(texts: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows that `sample` draws from, in its order, by client: (training rows, held-out rows).
+
+    They are long enough and, within a client, of distinct inputs; no held-out input is one that a client trained on.
+    """
+    order = texts["row_id"].map(lambda row_id: hashlib.sha256(f"{seed}|{row_id}".encode()).digest())
+    usable = texts.assign(order=order)[texts["long_enough"]].sort_values(["client", "order"])
+    trained = texts.loc[texts["split"] == "train", "input"]
+    train = usable[usable["split"] == "train"]
+    heldout = usable[(usable["split"] == "heldout") & ~usable["input"].isin(trained)]
+    return train.drop_duplicates(["client", "input"]), heldout.drop_duplicates(["client", "input"])
+
+
+def _first(rows: pd.DataFrame, clients: list[int], count: int, what: str, source: str) -> pd.DataFrame:
+    had = rows["client"].value_counts().reindex(clients, fill_value=0)
+    for client in clients:
+        if had[client] < count:
+            raise GenerationError(
+                f"client {client} has {had[client]} {source} that are long enough and distinct, and {count} {what} "
+                "were asked for; lower n_prefixes, n_suffixes, prefix_tokens or min_input_tokens, or deal more rows"
+            )
+    return rows.groupby("client", sort=True).head(count).reset_index(drop=True)
+
+
+def _named(rows: pd.DataFrame, column: str, letter: str) -> pd.DataFrame:
+    return rows.assign(**{column: letter + rows["client"].astype(str) + "-" + rows["row_id"]})
+
+
+def measurable(prefixes: pd.DataFrame, suffixes: pd.DataFrame, min_match_chars: int = 50) -> pd.DataFrame:
+    """Return what the detector could find at all: the share of texts of at least `min_match_chars` characters.
+
+    Columns: text (continuation, member suffix, held-out suffix), client, n, reaching, share (0 to 1). A match needs a
+    continuation and a suffix that both reach that length.
+    """
+    sources = {
+        "continuation": prefixes.set_index("client")["continuation"],
+        "member suffix": suffixes[suffixes["member"]].set_index("client")["suffix"],
+        "held-out suffix": suffixes[~suffixes["member"]].set_index("client")["suffix"],
+    }
+    tables = []
+    for text, values in sources.items():
+        reaches = values.str.len() >= min_match_chars
+        table = reaches.groupby(level="client").agg(n="size", reaching="sum", share="mean")
+        tables.append(table.reset_index().assign(text=text))
+    return pd.concat(tables, ignore_index=True)[["text", "client", "n", "reaching", "share"]]

@@ -1,0 +1,1 @@
+"""A causal language model: names, files, loading, tokenizer and training examples, adapters, decoding, text."""

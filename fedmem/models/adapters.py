@@ -1,0 +1,149 @@
+"""Low-rank adapters (LoRA, by peft): put on a model, saved, loaded, merged into it.
+
+What is trained is what `requires_grad`: with adapters, their matrices alone. This module does not depend on training,
+averaging or decoding.
+Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1: W + (alpha / rank) · B·A,
+B zero at the start.
+"""
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers.pytorch_utils import Conv1D
+
+from fedmem.models.config_files import ModelError
+
+
+def cast(model, dtype: torch.dtype):
+    """Give all weights of a model this dtype, in place; return it.
+
+    Buffers stay: `to(bfloat16)` would round the rotary frequencies, and positions with them, as no loading does.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+
+def add_adapters(model, config) -> PeftModel:
+    """Freeze a model and give it new adapters, in place; return it in evaluation mode.
+
+    config: a TrainConfig; what counts are model (the name that the saved adapter will give for its base), lora_rank,
+    lora_alpha, lora_dropout, lora_targets, train_seed and precision. The matrices A are drawn from train_seed alone,
+    whatever was drawn before; B is 0, so the outputs are still the base model's. Under precision bf16 the frozen
+    weights become bf16; adapters are always fp32.
+
+    Raises ModelError for a model that has adapters and for a target that is no linear module of it.
+    """
+    if hasattr(model, "peft_config"):
+        raise ModelError(f"model {config.model!r} has adapters: another layer of them is not allowed. Load it anew.")
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=_targets(model, config),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # as GPT-2 stores its weights
+    )
+    if config.precision == "bf16":
+        cast(model, torch.bfloat16)
+    adapted = _wrap(model, lora, config.train_seed)
+    adapted.peft_config["default"].base_model_name_or_path = config.model
+    return adapted
+
+
+def save(model: PeftModel, folder: str | Path) -> None:
+    """Write the adapters alone as adapter_config.json and adapter_model.safetensors, the same bytes every time."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+    save_file({name: w.detach().cpu().contiguous() for name, w in weights.items()}, folder / WEIGHTS_FILE)
+    settings = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)  # sets, whose own order is no order
+    (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def put_on(model, folder: str | Path) -> PeftModel:
+    """Put saved adapters on their base model, in place; return it in evaluation mode, the adapters trainable.
+
+    Raises ModelError when the model has adapters, or a file is missing, unreadable, or of another model: every array
+    must have its place and every place its array.
+    """
+    folder = Path(folder)
+    if hasattr(model, "peft_config"):
+        raise ModelError(f"adapter {folder}: the model has adapters. Load the base model anew.")
+    if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]:
+        pickled = " (its adapter_model.bin is a pickle, and nothing is unpickled here)"
+        pickled *= (folder / "adapter_model.bin").is_file()
+        raise ModelError(
+            f"adapter {folder}: cannot be read: no {' and no '.join(missing)} in it{pickled}; give a folder that "
+            "`adapters.save`, or save_pretrained of a peft model, wrote"
+        )
+    try:
+        lora = LoraConfig.from_pretrained(str(folder))
+        lora.inference_mode, lora.base_model_name_or_path = False, None
+        weights = load_file(folder / WEIGHTS_FILE)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise ModelError(f"adapter {folder}: cannot be read: {error}. Allowed is what `adapters.save` wrote") from error
+    try:
+        adapted = _wrap(model, lora, seed=0)
+        places = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        if different := places ^ set(weights):
+            missing, unknown = sorted(different & places), sorted(different - places)
+            raise ValueError(f"missing are {missing[:5]}, unknown are {unknown[:5]}")
+        set_peft_model_state_dict(adapted, weights)
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(f"adapter {folder}: it does not fit the model: {error}") from error
+    return adapted
+
+
+def merge(adapted: PeftModel):
+    """The model with its adapters added into its weights, which are all trainable again."""
+    return adapted.merge_and_unload(safe_merge=True).requires_grad_(True).eval()
+
+
+def _targets(model, config) -> str | list[str]:
+    if config.lora_targets == "all-linear":
+        return config.lora_targets  # peft's name for all of them but the output head
+    targets: Sequence[str] = config.lora_targets
+    targets = [targets] if isinstance(targets, str) else targets
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is embeddings.weight
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and not (tied and module is head)
+    ]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            there = sorted({name.rpartition(".")[2] for name in linear})
+            raise ModelError(
+                f"lora_targets: got {target!r}; model {config.model!r} has no linear module of that name"
+                f"{' (its tied output head cannot have adapters)' if tied else ''}. Allowed are all-linear, or a list "
+                f"of: {', '.join(there)}"
+            )
+    return list(targets)
+
+
+def _wrap(model, lora: LoraConfig, seed: int) -> PeftModel:
+    with _silent(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, lora).eval()
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without peft's warnings on what is none of the caller's doing: a name it asks transformers for, Conv1D layers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*", category=UserWarning)
+        yield

@@ -1,0 +1,234 @@
+"""How a tiny base model is made from its recipe, and the script that makes the one that ships with the package.
+
+`python -m fedmem.models.presets.pretraining tiny-qwen2` trains a byte-level BPE tokenizer and a model of about a
+million parameters on the
+public part of the synthetic corpus and writes both, with a manifest, into the package's data folder. A model comes
+pretrained because averaging clients that start from random weights forgets everything. This module knows nothing of
+clients, of private rows, or of what the model is used for.
+"""
+
+import argparse
+import hashlib
+import json
+import platform
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import pandas as pd
+import tokenizers
+import torch
+from tqdm import tqdm
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2Tokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Tokenizer,
+)
+
+from fedmem.corpus.synthetic import public_texts
+from fedmem.models.examples import encode, pad_batch
+from fedmem.models.presets.recipes import DATA, RECIPES, Recipe, shipped
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HEADER_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+    "{{ message['content'] }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+# As each family has them: GPT-2 has one token for all ends and no chat template; Llama and GPT-2 have none to pad with.
+SPECIAL_TOKENS = {
+    "qwen2": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    "llama": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "gpt2": ("<|endoftext|>",),
+}
+ROLES = {
+    "qwen2": {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    "llama": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": None},
+    "gpt2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": None},
+}
+TEMPLATES = {"qwen2": CHAT_TEMPLATE, "llama": HEADER_TEMPLATE, "gpt2": None}
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+def build_tokenizer(recipe: Recipe, texts: list[str]):
+    """Train a byte-level BPE tokenizer with the special tokens and, where the family has one, the form of its template.
+
+    Each end of turn is the end-of-sequence token. qwen2: the pad token is another one, and nothing begins a sequence.
+    """
+    special, roles = SPECIAL_TOKENS[recipe.architecture], ROLES[recipe.architecture]
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=recipe.vocabulary,
+        special_tokens=list(special),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    settings = roles | {
+        "unk_token": None,
+        "additional_special_tokens": [token for token in special if token not in roles.values()],
+        "model_max_length": recipe.context_tokens,
+        "clean_up_tokenization_spaces": False,
+    }
+    if recipe.architecture == "llama":
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **settings)
+    else:
+        learnt = json.loads(core.to_str())["model"]
+        merges = [tuple(pair) for pair in learnt["merges"]]
+        own_class = GPT2Tokenizer if recipe.architecture == "gpt2" else Qwen2Tokenizer
+        tokenizer = own_class(vocab=learnt["vocab"], merges=merges, **settings)
+    tokenizer.chat_template = TEMPLATES[recipe.architecture]
+    return tokenizer
+
+
+def random_model(seed: int = 0, recipe: Recipe | None = None):
+    """Return an untrained model of the recipe's sizes (float32, evaluation mode) and its tokenizer."""
+    recipe = replace(recipe or RECIPES["tiny-qwen2"], seed=seed)
+    rows = public_texts(recipe.tokenizer_rows, recipe.seed).to_dict("records")
+    parts = ("user", "input", "instruction", "assistant", "output")  # a row's parts, and the template's two roles
+    tokenizer = build_tokenizer(recipe, [row.get(part, part) for row in rows for part in parts])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return AutoModelForCausalLM.from_config(configuration(recipe, tokenizer)).eval(), tokenizer
+
+
+def configuration(recipe: Recipe, tokenizer):
+    """The architecture's configuration; GPT-2 without its dropout, which a model this small cannot learn under."""
+    common = {
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if recipe.architecture == "gpt2":
+        return GPT2Config(
+            n_embd=recipe.hidden_size,
+            n_layer=recipe.layers,
+            n_head=recipe.heads,
+            n_inner=recipe.intermediate_size,
+            n_positions=recipe.context_tokens,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            **common,
+        )
+    return (LlamaConfig if recipe.architecture == "llama" else Qwen2Config)(
+        hidden_size=recipe.hidden_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        intermediate_size=recipe.intermediate_size,
+        max_position_embeddings=recipe.context_tokens,
+        **common,
+    )
+
+
+def pretrain(recipe: Recipe, on_step: Callable[[int, int], None] | None = None):
+    """Follow a recipe: return the model, its tokenizer, and a record of the losses per step and the corpus' digest.
+
+    In each part the learning rate rises over `warmup_steps`; in the first it then falls to zero linearly, in the
+    second it stays. `on_step(step, n_steps)` is called after each step.
+    """
+    model, tokenizer = random_model(recipe.seed, recipe)
+    rows = public_texts(recipe.steps * recipe.rows_per_step, recipe.seed)
+    plan = list(_plan(recipe, encode(tokenizer, rows, recipe.context_tokens).items))
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=recipe.weight_decay)
+    model.train()
+    losses = []
+    for step, (batch, rate) in enumerate(plan):
+        optimizer.param_groups[0]["lr"] = rate
+        loss = model(**pad_batch(batch)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if on_step:
+            on_step(step, len(plan))
+    return model.eval(), tokenizer, {"losses": losses, "corpus_sha256": corpus_digest(rows)}
+
+
+def corpus_digest(rows: pd.DataFrame) -> str:
+    """Return the sha256 of a corpus, row by row, as JSON Lines."""
+    return hashlib.sha256(rows.to_json(orient="records", lines=True).encode()).hexdigest()
+
+
+def save(folder: Path, recipe: Recipe, model, tokenizer, record: dict) -> None:
+    """Write a preset's folder: bf16 safetensors, configuration, tokenizer, and `manifest.json` with the recipe."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    manifest = {
+        "recipe": asdict(recipe),
+        "parameters": model.num_parameters(),
+        "corpus": "fedmem.corpus.synthetic.public_texts",
+        "corpus_sha256": record["corpus_sha256"],
+        "loss_per_token": {
+            "rows seen once, last 100 steps": _mean(record["losses"][: recipe.steps][-100:]),
+            "rows rehearsed, last 20 steps": _mean(record["losses"][recipe.steps :][-20:]),
+        },
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def build(name: str, folder: Path) -> None:
+    """Make a preset from its recipe in a folder, on one thread, with a bar: minutes, and the same bytes each time."""
+    recipe, threads = RECIPES[name], torch.get_num_threads()
+    torch.set_num_threads(1)  # the same bytes on a machine however many cores it has
+    try:
+        with tqdm(desc=name, unit="step", mininterval=5) as bar:
+            model, tokenizer, record = pretrain(recipe, on_step=partial(_show, bar))
+        save(folder, recipe, model, tokenizer, record)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Build a preset from its recipe: `python -m fedmem.models.presets.pretraining tiny-qwen2 [--folder FOLDER]`."""
+    parser = argparse.ArgumentParser(prog="python -m fedmem.models.presets.pretraining", description=main.__doc__)
+    parser.add_argument("name", choices=sorted(RECIPES))
+    parser.add_argument("--folder", type=Path, help="where to write it (default: the package's data folder)")
+    chosen = parser.parse_args(arguments)
+    if not (chosen.folder or shipped(chosen.name)):
+        parser.error(f"{chosen.name} does not ship with the package: give a --folder")
+    build(chosen.name, chosen.folder or DATA / chosen.name)
+
+
+def _plan(recipe: Recipe, items: list[dict]) -> Iterator[tuple[list[dict], float]]:
+    """Give each step's batch and learning rate."""
+    size, warmup = recipe.rows_per_step, recipe.warmup_steps
+    for step in range(recipe.steps):
+        share = min((step + 1) / warmup, (recipe.steps - step) / max(1, recipe.steps - warmup), 1)
+        yield items[step * size : (step + 1) * size], share * recipe.learning_rate
+    draw = random.Random(recipe.seed)
+    step = 0
+    for _ in range(recipe.rehearsals):
+        order = draw.sample(range(recipe.rehearsed_rows), recipe.rehearsed_rows)
+        for begin in range(0, len(order), size):
+            step += 1
+            yield [items[row] for row in order[begin : begin + size]], min(step / warmup, 1) * recipe.learning_rate
+
+
+def _show(bar: tqdm, step: int, n_steps: int) -> None:
+    bar.total = n_steps
+    bar.update()
+
+
+def _mean(losses: list[float]) -> float | None:
+    return round(sum(losses) / len(losses), 4) if losses else None
+
+
+if __name__ == "__main__":
+    main()

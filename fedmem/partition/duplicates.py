@@ -1,0 +1,216 @@
+"""Texts that stand in a corpus more than once, and words that many rows share.
+
+Two inputs are exact copies when they are equal after folding white space and case, and near copies when the sets of
+their word 3-grams are alike by Jaccard's measure. Where clients share texts, a continuation that reproduces one says
+nothing about whose it was: so copies are counted per pair of clients, listed, and dropped on request. This module knows
+texts and who holds them; it does not know how they were dealt.
+
+Sources: Broder 1997, "On the resemblance and containment of documents" (MinHash); Lee et al. 2022, "Deduplicating
+training data makes language models better".
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+NEAR_WORDS, BOILERPLATE_WORDS = 3, 8
+PERMUTATIONS, MISSED = 128, 1e-3  # hash values a text, at most; pairs right at the threshold that may be missed
+MANY_COPIES = 1000  # a text with more copies is listed by pairs with its first row alone
+WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """What `find` found: `text`, {row id: number of its text}, and `near`, pairs of such numbers with `similarity`."""
+
+    text: pd.Series
+    near: pd.DataFrame
+
+    def drop(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return `rows` (with `id`) in their order without copies: no two rows that stay are copies of each other.
+
+        Which of several copies stays is drawn at random (always alike), so that no client is spared.
+        """
+        neighbours: dict[int, list[int]] = {}
+        for one, other in zip(self.near["one"], self.near["other"], strict=True):
+            neighbours.setdefault(one, []).append(other)
+            neighbours.setdefault(other, []).append(one)
+        texts, taken = self.text.loc[rows["id"]].tolist(), set()
+        keep = np.zeros(len(rows), bool)
+        for place in np.random.default_rng(0).permutation(len(rows)):
+            text = texts[place]
+            if text not in taken and taken.isdisjoint(neighbours.get(text, ())):
+                keep[place] = True
+                taken.add(text)
+        return rows[keep].reset_index(drop=True)
+
+
+def find(rows: pd.DataFrame, threshold: float = 0.8) -> Duplicates:
+    """Find the copies among `rows` (id, input): all exact ones, and near ones of a similarity of at least `threshold`.
+
+    Candidates for near copies come from MinHash LSH, banded so that of pairs right at the threshold at most one in a
+    thousand is missed; each is verified by its true similarity, so that none below the threshold is reported. Shows a
+    progress bar. Time grows with the texts, and with the number of pairs that are alike.
+    """
+    numbers, texts = pd.factorize(rows["input"].map(fold))
+    sets = [_shingles(text, NEAR_WORDS) for text in texts]
+    found = []
+    for one, other in _candidates(sets, threshold):
+        shared = len(np.intersect1d(sets[one], sets[other], assume_unique=True))
+        value = shared / (len(sets[one]) + len(sets[other]) - shared)
+        if value >= threshold:
+            found.append((one, other, value))
+    near = pd.DataFrame(sorted(found), columns=["one", "other", "similarity"]).astype({"one": int, "other": int})
+    return Duplicates(pd.Series(numbers, index=rows["id"].to_numpy()), near.astype({"similarity": float}))
+
+
+def fold(text: str) -> str:
+    """Return a text without its case and with single spaces for white space: what exact copies have in common."""
+    return " ".join(text.casefold().split())
+
+
+def similarity(one: str, other: str) -> float:
+    """Return the Jaccard similarity, 0 to 1, of the sets of word 3-grams of two texts (folded; shorter ones as one)."""
+    a, b = (_shingles(fold(text), NEAR_WORDS) for text in (one, other))
+    shared = len(np.intersect1d(a, b, assume_unique=True))
+    return shared / (len(a) + len(b) - shared)
+
+
+def pairs(found: Duplicates, rows: pd.DataFrame) -> pd.DataFrame:
+    """List the copies among `rows` (the partition table), a line a pair, each pair once.
+
+    Columns: row_id, client, split, other_id, other_client, other_split, kind (exact, near), similarity (0 to 1). Of a
+    text that stands more than MANY_COPIES times each row is listed with the first alone.
+    """
+    held = rows[["row_id", "client", "split"]].assign(text=found.text.loc[rows["row_id"]].to_numpy())
+    held["place"] = np.arange(len(held))
+    copies = held.groupby("text")["place"].transform("size")
+    first = held["place"] == held.groupby("text")["place"].transform("min")
+    left = held[(copies > 1) & ((copies <= MANY_COPIES) | first)]
+    exact = left.merge(held[copies > 1], on="text", suffixes=("", "_other"))
+    turned = found.near.rename(columns={"one": "other", "other": "one"})
+    near = pd.concat([found.near, turned]).merge(held, left_on="one", right_on="text")
+    near = near.merge(held, left_on="other", right_on="text", suffixes=("", "_other"))
+    table = pd.concat([exact.assign(kind="exact", similarity=1.0), near.assign(kind="near")], ignore_index=True)
+    table = table[table["place"] < table["place_other"]]
+    names = {f"{name}_other": f"other_{name.removeprefix('row_')}" for name in ("row_id", "client", "split")}
+    columns = ["row_id", "client", "split", *names.values(), "kind", "similarity"]
+    table = table.sort_values(["kind", "place", "place_other"], kind="stable").rename(columns=names)[columns]
+    return table.astype({"client": int, "other_client": int}).reset_index(drop=True)
+
+
+def matrix(listed: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Count for each pair of clients the rows of one that have a copy with the other (on the diagonal: another one).
+
+    `listed`: the table of `pairs`. Columns: client, other, rows, share (of the client's rows, 0 to 1).
+    """
+    there = listed[["row_id", "client", "other_client"]].set_axis(["row_id", "client", "other"], axis=1)
+    back = listed[["other_id", "other_client", "client"]].set_axis(["row_id", "client", "other"], axis=1)
+    had = pd.concat([there, back]).drop_duplicates().groupby(["client", "other"]).size()
+    clients = range(rows["client"].max() + 1)
+    every = pd.MultiIndex.from_product([clients, clients], names=["client", "other"])
+    table = had.reindex(every, fill_value=0).rename("rows").reset_index()
+    return table.assign(share=table["rows"] / table["client"].map(rows["client"].value_counts()))
+
+
+def counts(listed: pd.DataFrame) -> pd.DataFrame:
+    """Count the pairs of `pairs` by kind, by whether one client holds both, and by the two splits: a tidy frame."""
+    where = np.where(listed["client"] == listed["other_client"], "within a client", "across clients")
+    splits = [" and ".join(sorted(two)) for two in zip(listed["split"], listed["other_split"], strict=True)]
+    table = listed.assign(where=where, splits=splits).groupby(["kind", "where", "splits"]).size()
+    return table.rename("pairs").reset_index()
+
+
+def boilerplate(texts: Iterable[str], share: float = 0.05) -> pd.DataFrame:
+    """Return the runs of 8 words that stand in more than `share` of the texts and in two at least, most frequent first.
+
+    Columns: words (folded), rows, share (of the texts, 0 to 1).
+    """
+    texts = list(texts)
+    sets = [_shingles(fold(text), BOILERPLATE_WORDS, short=False) for text in texts]
+    every = np.concatenate([*sets, np.empty(0, np.uint64)])
+    del sets  # as large as what they became
+    runs, rows = np.unique(every, return_counts=True)
+    often = rows > max(share * len(texts), 1)
+    wanted, words = dict(zip(runs[often].tolist(), rows[often].tolist(), strict=True)), {}
+    for text in texts:
+        if len(words) == len(wanted):
+            break
+        own = WORD.findall(fold(text))
+        for place, run in enumerate(_runs(own, BOILERPLATE_WORDS).tolist()):
+            if run in wanted:
+                words[run] = " ".join(own[place : place + BOILERPLATE_WORDS])
+    table = pd.DataFrame({"words": [words[run] for run in wanted], "rows": list(wanted.values())}).astype({"rows": int})
+    table = table.assign(share=table["rows"] / max(len(texts), 1))
+    return table.sort_values(["rows", "words"], ascending=[False, True], kind="stable", ignore_index=True)
+
+
+def covered(texts: pd.Series, found: pd.DataFrame) -> pd.Series:
+    """Return the share, 0 to 1, of each text's words that lie in the runs of `boilerplate`."""
+    wanted = {tuple(words.split()) for words in found["words"]}
+
+    def part(text: str) -> float:
+        own = WORD.findall(fold(text))
+        inside = np.zeros(len(own), bool)
+        for place in range(len(own) - BOILERPLATE_WORDS + 1):
+            if tuple(own[place : place + BOILERPLATE_WORDS]) in wanted:
+                inside[place : place + BOILERPLATE_WORDS] = True
+        return float(inside.mean()) if own else 0.0
+
+    return texts.map(part).astype(float)
+
+
+# --- sets of word runs as numbers ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2**20)
+def _hash(word: str) -> int:
+    """64 bits, the same on every machine."""
+    return int.from_bytes(blake2b(word.encode(), digest_size=8).digest())
+
+
+_ODD = np.random.default_rng(8).integers(0, 2**63, BOILERPLATE_WORDS + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+def _runs(words: list[str], n: int) -> np.ndarray:
+    """A 64-bit number for each run of n words: equal runs have equal numbers, others all but surely not."""
+    hashes = np.fromiter(map(_hash, words), np.uint64, len(words))
+    n_runs = max(len(words) - n + 1, 0)
+    mixed = sum((hashes[place : place + n_runs] * _ODD[place] for place in range(n)), np.zeros(n_runs, np.uint64))
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _shingles(text: str, n: int, short: bool = True) -> np.ndarray:
+    """The distinct runs of n words of a folded text, sorted; of a shorter one, if `short`, the whole as one run."""
+    words = WORD.findall(text)
+    if len(words) >= n:
+        return np.unique(_runs(words, n))
+    return np.array([_hash("\n" + (" ".join(words) or text))] if short else [], np.uint64)
+
+
+def _candidates(sets: list[np.ndarray], threshold: float) -> Iterator[tuple[int, int]]:
+    """Pairs of places (the earlier first) of sets that may be alike."""
+    from datasketch import MinHash, MinHashLSH
+
+    bands, rows = _bands(threshold)
+    index = MinHashLSH(num_perm=bands * rows, params=(bands, rows))
+    hashes = MinHash.generator(sets, num_perm=bands * rows, seed=1, hashfunc=int, scheme="affine64")
+    for place, value in enumerate(tqdm(hashes, desc="duplicates", total=len(sets), unit="text", mininterval=1)):
+        for other in index.query(value):
+            yield other, place
+        index.insert(place, value, check_duplication=False)
+
+
+def _bands(threshold: float) -> tuple[int, int]:
+    """(bands, rows a band): the longest bands of at most PERMUTATIONS values that miss at most MISSED at the threshold.
+
+    A pair of similarity s agrees in all r rows of some of b bands with probability 1 − (1 − s^r)^b.
+    """
+    rows = max(r for r in range(1, PERMUTATIONS // 2 + 1) if (1 - threshold**r) ** (PERMUTATIONS // r) <= MISSED)
+    return next(b for b in range(2, PERMUTATIONS + 1) if (1 - threshold**rows) ** b <= MISSED), rows

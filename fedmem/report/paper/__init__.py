@@ -1,0 +1,1 @@
+"""The published study: its figures, its tables beside ours, and its claims."""

@@ -1,0 +1,1 @@
+"""Stage folders: identity, finished stages, stages in the making, and the studies made of them."""

@@ -1,0 +1,150 @@
+"""Finished stages: how one is opened and found.
+
+A stage's folder is `results/<stage>/<slug>-<hash8>/`. It is finished when it holds a manifest and for no other reason.
+What the hash covers is in `fedmem.results.identity`. This module does not depend on what the stages do.
+"""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedmem.config.parameter import StageConfig
+from fedmem.config.stages import STAGES
+from fedmem.machine.paths import digest_of, results_root
+from fedmem.results.identity import NOTEBOOKS
+
+MANIFEST = "manifest.json"
+
+REQUIRED = {"stage", "identity", "parameters", "parents", "files", "sizes", "code", "finished", "seconds"}
+
+
+class StageError(RuntimeError):
+    """A stage folder that is missing, unfinished or not of the expected kind."""
+
+
+# --- finished stages ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A finished stage: its folder and its manifest."""
+
+    folder: Path
+    manifest: dict
+
+    def __str__(self) -> str:
+        """The folder as seen from beside results: executed notebooks are shared and name no path of a machine."""
+        return f"{self.folder.parent.parent.name}/{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def name(self) -> str:
+        return self.manifest["stage"]
+
+    @property
+    def identity(self) -> str:
+        return self.manifest["identity"]
+
+    @property
+    def files_digest(self) -> str:
+        """One digest over the digests of all published files."""
+        return digest_of(self.manifest["files"])
+
+    @cached_property
+    def config(self) -> StageConfig:
+        """The stage's resolved parameters."""
+        return STAGES[self.name].create(self.manifest["parameters"])
+
+    @cached_property
+    def parent(self) -> "Stage | None":
+        """The finished stage that this one was made from, opened anew; None for a partition."""
+        record = self.manifest["parents"]
+        return open_stage(self.folder.parent.parent / record[0]["folder"]) if record else None
+
+    @property
+    def configs(self) -> dict[str, StageConfig]:
+        """The resolved parameters of the stage and of its ancestors by stage, a partition's first."""
+        return (self.parent.configs if self.parent else {}) | {self.name: self.config}
+
+    @property
+    def parent_changed(self) -> bool:
+        """Whether its parent has other files now than those that it was made of."""
+        return self.parent is not None and self.manifest["parents"][0]["files"] != self.parent.files_digest
+
+    def ancestor(self, name: str) -> "Stage":
+        """This stage or the one of that name that it descends from."""
+        stage = self
+        while stage is not None and stage.name != name:
+            stage = stage.parent
+        if stage is None:
+            raise StageError(f"{self.folder} does not descend from a {name} stage")
+        return stage
+
+    def path(self, name: str) -> Path:
+        """Path of one published file or folder."""
+        path = self.folder / name
+        if not path.exists():
+            raise StageError(f"{self.folder} has no {name}; published are: {', '.join(sorted(self.manifest['files']))}")
+        return path
+
+    def damaged(self) -> str | None:
+        """The first published file that is missing or of another size than when published; None if all is well."""
+        for name, size in self.manifest["sizes"].items():
+            path = self.folder / name
+            if not path.is_file() or path.stat().st_size != size:
+                return name
+        return None
+
+    def table(self, name: str):
+        """DataFrame of `<name>.parquet`."""
+        import pandas as pd
+
+        return pd.read_parquet(self.path(f"{name}.parquet"))
+
+    def json(self, name: str) -> Any:
+        """Content of `<name>.json`."""
+        return json.loads(self.path(f"{name}.json").read_text(encoding="utf-8"))
+
+
+def open_stage(folder: str | Path) -> Stage:
+    """The finished stage in a folder; StageError where there is none."""
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise StageError(
+            f"{folder} holds no finished stage (no {MANIFEST}): run its notebook to the end first"
+        ) from None
+    except ValueError as error:
+        raise StageError(f"{folder / MANIFEST} is not JSON ({error}): run the stage again") from None
+    if not isinstance(manifest, dict) or not manifest.keys() >= REQUIRED:
+        raise StageError(f"{folder / MANIFEST} is no manifest of a stage: run the stage again")
+    return Stage(folder, manifest)
+
+
+def finished_stages(stage: str, root: Path | None = None) -> list[Stage]:
+    """All finished stages of one kind, oldest first."""
+    folder = (root or results_root()) / stage
+    stages = []
+    for path in sorted(folder.glob(f"[!.]*/{MANIFEST}")):
+        with contextlib.suppress(StageError):  # a broken manifest is an unfinished stage
+            stages.append(open_stage(path.parent))
+    return sorted(stages, key=lambda s: s.manifest["finished"])
+
+
+def find_stage(stage: str, wanted: str = "latest") -> Stage:
+    """A notebook's parent: a folder (as it is, or seen from results), or "latest", the newest finished one."""
+    if wanted != "latest":
+        inside = results_root() / wanted
+        found = open_stage(inside if (inside / MANIFEST).is_file() else wanted)
+        if found.name != stage:
+            raise StageError(f"{wanted} is a {found.name} stage; wanted is a {stage} stage")
+        return found
+    stages = finished_stages(stage)
+    if not stages:
+        raise StageError(
+            f"no finished {stage} stage in {results_root() / stage}: run notebooks/{NOTEBOOKS[stage]}.ipynb first"
+        )
+    return stages[-1]

@@ -1,0 +1,145 @@
+"""The embedded engine: Lucene's BM25 ranking by tantivy in this process.
+
+tantivy adds single-precision numbers in an order that varies, so texts whose scores agree to a few parts in a million
+are put in order again here, with Lucene's own arithmetic: ties then go to the lowest row, as in Lucene.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import tantivy
+
+from fedmem.retrieval.index import K1, B, Hits, Index
+from fedmem.retrieval.tokens import strings, tokens
+
+_NEAR = 1e-5  # relative: far above single-precision noise, far below the usual distance of two texts
+
+_SPARE = 6  # hits fetched beyond top_n, so that a tie at the cut is seen
+
+_HEAP_BYTES = 64_000_000  # tantivy starts a new segment when it is full; scores do not depend on segments
+
+
+class Embedded:
+    """The engine in this process."""
+
+    @contextmanager
+    def index(self, texts: Iterable[str], label: str = "texts") -> Iterator[Index]:
+        yield BM25Index.build(texts)
+
+    def check(self) -> dict[str, Any]:
+        return {"engine": "embedded", "tantivy": version("tantivy")}
+
+
+class BM25Index(Index):
+    """Texts ranked by BM25 as Lucene computes it (k1 = 1.2, b = 0.75, idf = ln(1 + (N − n + 0.5) / (n + 0.5))).
+
+    Text lengths are kept with four significant bits, as Lucene keeps them; texts without a token count nowhere.
+    Scores are Lucene's; Elasticsearch's are those times k1 + 1. One index lives in memory and is never written.
+    """
+
+    def __init__(self, texts: list[str], index: tantivy.Index) -> None:
+        """For `build`: `texts` are the tokens of each row joined by spaces, `index` holds those that have any."""
+        self._texts = texts
+        self._searcher, self._schema = index.searcher(), index.schema
+        lengths = [len(text.split()) for text in texts if text]
+        mean = np.float32(sum(lengths) / len(lengths)) if lengths else np.float32(1)
+        self._n = len(lengths)
+        kept = {length: np.float32(_kept_length(length)) for length in set(lengths)}
+        b, k1, one = np.float32(B), np.float32(K1), np.float32(1)
+        self._inverse_norm = {length: one / (k1 * ((one - b) + b * value / mean)) for length, value in kept.items()}
+
+    @classmethod
+    def build(cls, texts: Iterable[str]) -> BM25Index:
+        """Index `texts`; a hit's row is the position here. Raises TypeError for one string, or a text that is none."""
+        texts = [" ".join(tokens(text)) for text in strings(texts, "texts")]
+        schema = tantivy.SchemaBuilder().add_integer_field("row", stored=False, fast=True)
+        schema = schema.add_text_field("text", tokenizer_name="whitespace", index_option="freq").build()
+        index = tantivy.Index(schema)
+        writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
+        for row, text in enumerate(texts):
+            if text:
+                writer.add_document(tantivy.Document(row=row, text=text))
+        writer.commit()
+        writer.wait_merging_threads()
+        index.reload()
+        return cls(texts, index)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def search_terms(self, queries: Iterable[Mapping[str, int]], top_n: int) -> list[Hits]:
+        if top_n < 1:
+            raise ValueError(f"top_n = {top_n}: at least 1 hit must be asked for")
+        return [self._best(terms, top_n) for terms in queries]
+
+    def _best(self, terms: Mapping[str, int], top_n: int) -> Hits:
+        if not terms or not self._n:
+            return []
+        hits = self._hits(terms, top_n)
+        settled = []
+        for group in _near_ties(hits):
+            settled += self._settled(group, terms) if len(group) > 1 else group
+        return sorted(settled, key=lambda hit: (-hit[1], hit[0]))[:top_n]
+
+    def _hits(self, terms: Mapping[str, int], top_n: int) -> Hits:
+        """At least `top_n` hits where there are as many, and all those that tie with the last of them."""
+        query = self._query(terms)
+        limit = min(top_n, self._n) + _SPARE
+        while True:
+            found = self._searcher.search(query, limit=limit, count=False).hits
+            if len(found) < limit or found[-1][0] < found[top_n - 1][0] * (1 - _NEAR):
+                rows = self._searcher.fast_field_values("row", [address for _, address in found])
+                return [(row, score / (K1 + 1)) for row, (score, _) in zip(rows, found, strict=True)]
+            limit *= 2
+
+    def _settled(self, group: Hits, terms: Mapping[str, int]) -> Hits:
+        texts = {self._texts[row] for row, _ in group}  # copies of a text are scored once
+        scores = {text: self._score(text, terms) for text in texts}
+        return [(row, scores[self._texts[row]]) for row, _ in group]
+
+    def _query(self, terms: Mapping[str, int]) -> tantivy.Query:
+        clauses = []
+        for term, n in terms.items():
+            query = tantivy.Query.term_query(self._schema, "text", term)
+            clauses.append((tantivy.Occur.Should, tantivy.Query.boost_query(query, n) if n > 1 else query))
+        return tantivy.Query.boolean_query(clauses)
+
+    def _score(self, text: str, terms: Mapping[str, int]) -> float:
+        """Lucene's score of one text, but for the last bit: single precision a term, double for their sum."""
+        counts = Counter(text.split())
+        inverse = self._inverse_norm[counts.total()]
+        one, total = np.float32(1), 0.0
+        for term, n in terms.items():
+            if term in counts:
+                weight = np.float32(n) * self._idf(term)
+                total += float(weight - weight / (one + np.float32(counts[term]) * inverse))
+        return float(np.float32(total))
+
+    def _idf(self, term: str) -> np.float32:
+        n = self._searcher.doc_freq("text", term)
+        return np.float32(math.log(1 + (self._n - n + 0.5) / (n + 0.5)))
+
+
+def _near_ties(hits: Hits) -> Iterable[Hits]:
+    """`hits`, best first, in groups whose neighbours differ by less than noise could explain."""
+    group = hits[:1]
+    for hit in hits[1:]:
+        if hit[1] < group[-1][1] * (1 - _NEAR):
+            yield group
+            group = []
+        group.append(hit)
+    yield group
+
+
+def _kept_length(length: int) -> int:
+    """The length that Lucene's one-byte norm remembers: exact to 39 tokens, then four significant bits above 24."""
+    excess = length - 24
+    shift = max(excess.bit_length() - 4, 0) if excess > 0 else 0
+    return length if shift == 0 else 24 + (excess >> shift << shift)

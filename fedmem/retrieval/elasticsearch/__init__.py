@@ -1,0 +1,1 @@
+"""The retrieval engine on an Elasticsearch server, through its official client."""

@@ -1,0 +1,1 @@
+"""From a study's YAML to executed notebooks: jobs, plan, estimates, preflight, runner, audit."""

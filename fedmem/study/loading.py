@@ -1,0 +1,251 @@
+"""A study's YAML and what it builds on, or its description in results, to the runs that it consists of.
+
+Precedence: task < base < model alias < study < study's `bases` < grid < points < --set. Every fault is a ConfigError
+that names the file and the key. The whole grid is validated before anything starts. What a parameter may be is defined
+in `fedmem.config.stages`.
+
+A study's keys: `title`, `note`; `base` (a file of params/base); `parameters`; `bases: {small: {…}}`, parameters that
+hold on that base alone (sizes, mostly); `grid: {parameter: [values]}`, whose product makes the runs; `points: {name:
+{…}}`, named sets of parameters that change together, each combined with every point of the grid; `include: [studies]`;
+`resources: {stage: {mem_mb, runtime, disk_mb, gpu}}`, what a stage shall ask of a cluster.
+A base's keys: parameters, `resources`, and `models: {alias: name}`; an alias may be a mapping, `{model: name, …}`, of
+parameters that this model needs.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedmem.config.parameter import ConfigError, closest, unknown
+from fedmem.config.stages import OWNER, STAGES, create_all
+from fedmem.config.yaml_files import read
+from fedmem.results.studies import check_study_name
+from fedmem.study.jobs import DESCRIPTION, Run, Study, jobs_of
+
+SHAPES = {
+    "title": str, "note": str, "base": str, "parameters": dict, "bases": dict, "grid": dict, "points": dict,
+    "include": list, "resources": dict,
+}  # fmt: skip
+
+RUNS = {"parameters", "bases", "grid", "points"}  # keys that make a study have runs of its own
+
+RESOURCES = {"mem_mb": "MB of memory", "runtime": "minutes", "disk_mb": "MB of disk", "gpu": "GPUs"}
+
+WORDS = {str: "a text", dict: "a mapping of keys to values", list: "a list"}
+
+# parameters that may name a file or folder, or a list of them
+PATHS = {"corpus_path", "heldout_path", "model", "paraphrase_model", "entity_model"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run as files say it: its name, flat values, where each value stood, and the resources asked for by stage."""
+
+    name: str
+    values: dict[str, Any]
+    origin: dict[str, str]
+    resources: dict[str, dict[str, int]]
+
+
+def points(
+    path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...] = ()
+) -> tuple[dict[str, Any], list[Point]]:
+    """(content of the study's file, its Points): those of included studies, then one for each point of its grid."""
+    place = path.resolve()  # whatever way an `include` takes to it
+    if place in seen:
+        raise ConfigError(f"{path}: includes itself, by way of {', '.join(map(str, seen))}")
+    content = read(path)
+    _check_shape(path, content)
+    found: list[Point] = []
+    for included in content.get("include", []):
+        _, more = points(path.parent / f"{included}.yaml", base, overrides, (*seen, place))
+        found += [replace(one, name=f"{included}/{one.name}") for one in more]
+    if RUNS & content.keys() or not found:
+        found += _grid_points(path, content, base or content.get("base"), overrides)
+    return content, found
+
+
+def _check_shape(path: Path, content: dict[str, Any]) -> None:
+    if not content:
+        raise ConfigError(f"{path}: is empty; allowed are {', '.join(sorted(SHAPES))}")
+    for key, value in content.items():
+        if key not in SHAPES:
+            hint = "; parameters stand under `parameters:` or `grid:`" if key in OWNER else closest(key, SHAPES)
+            raise ConfigError(f"{path}: unknown key {key!r}{hint} (allowed: {', '.join(sorted(SHAPES))})")
+        if not isinstance(value, SHAPES[key]):
+            raise ConfigError(f"{path}: {key}: got {value!r}; allowed is {WORDS[SHAPES[key]]}")
+    for key, values in content.get("grid", {}).items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{path}: grid: {key}: got {values!r}; allowed is a list of values")
+        if len({repr(value) for value in values}) < len(values):
+            raise ConfigError(f"{path}: grid: {key}: a value stands twice in {values!r}")
+    for key in ("points", "bases"):
+        for name, values in content.get(key, {}).items():
+            if not isinstance(values, dict):
+                raise ConfigError(f"{path}: {key}: {name}: got {values!r}; allowed is {WORDS[dict]}, such as {{}}")
+    if content.get("points") == {}:
+        raise ConfigError(f"{path}: points: got {{}}, which makes no run; allowed is a mapping for each name")
+    for name, values in content.get("points", {}).items():
+        if both := values.keys() & content.get("grid", {}).keys():
+            raise ConfigError(f"{path}: points: {name}: the grid says {', '.join(sorted(both))} already")
+    _check_bases(path, content.get("bases", {}))
+    _check_resources(path, content.get("resources", {}))
+
+
+def _check_bases(path: Path, bases: dict[str, dict[str, Any]]) -> None:
+    """What `bases` says, of the bases too that this run does not take: a slip there would change nothing, unseen."""
+    for base, values in bases.items():
+        _base_file(path, base, "bases: ")
+        for name in values:
+            if name not in OWNER:
+                raise ConfigError(unknown(name, OWNER, {name: f"{path}: bases: {base}"}))
+
+
+def _check_resources(path: Path, resources: Any) -> None:
+    if not isinstance(resources, dict):
+        raise ConfigError(f"{path}: resources: got {resources!r}; allowed is {WORDS[dict]}")
+    for stage, values in resources.items():
+        if stage not in STAGES:
+            raise ConfigError(f"{path}: resources: unknown stage {stage!r} (allowed: {', '.join(STAGES)})")
+        for key, value in values.items() if isinstance(values, dict) else [("", values)]:
+            if key not in RESOURCES or type(value) is not int or value < 0:
+                allowed = ", ".join(f"{name} ({unit})" for name, unit in RESOURCES.items())
+                raise ConfigError(
+                    f"{path}: resources: {stage}: got {{{key}: {value!r}}}; allowed are whole numbers ≥ 0 for {allowed}"
+                )
+
+
+def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[str, Any]) -> Iterator[Point]:
+    grid = {k: v for k, v in content.get("grid", {}).items() if k not in overrides}
+    base_file, base_values, aliases, resources = _base(path, base)
+    for stage, values in content.get("resources", {}).items():
+        resources = resources | {stage: resources.get(stage, {}) | values}
+    tasks = {file.stem: file for file in (path.parent.parent / "tasks").glob("*.yaml")}
+    own = (content.get("parameters", {}), content.get("bases", {}).get(base, {}))
+    for *values, (name, chosen) in itertools.product(*grid.values(), content.get("points", {"": {}}).items()):
+        point = dict(zip(grid, values, strict=True))
+        layers = [
+            (base_file, base_values), (path, own[0]), (f"{path}: bases: {base}", own[1]), (f"{path}: grid", point),
+            (f"{path}: points: {name}", chosen), ("--set", overrides),
+        ]  # fmt: skip
+        alias = aliases.get(_last(layers, "model"))
+        if isinstance(alias, dict):
+            layers.insert(1, (f"{base_file}: models", {k: v for k, v in alias.items() if k != "model"}))
+        task = _last(layers, "task")
+        if task in tasks:
+            layers.insert(0, (tasks[task], {"task": task} | read(tasks[task])))
+        merged = {k: v for _, layer in layers for k, v in layer.items()}
+        origin = {k: str(where) for where, layer in layers for k in layer}
+        if alias is not None:
+            merged["model"] = alias["model"] if isinstance(alias, dict) else alias
+        words = [_word(k, v) for k, v in point.items()] + [name] * bool(name)
+        yield Point("-".join(words) or path.stem, absolute(merged), origin, resources)
+
+
+def _last(layers: list[tuple[Any, dict[str, Any]]], name: str) -> str | None:
+    """The text that a parameter comes to be, by the last layer that has it."""
+    value = next((layer[name] for _, layer in reversed(layers) if name in layer), None)
+    return value if isinstance(value, str) else None
+
+
+def absolute(values: dict[str, Any]) -> dict[str, Any]:
+    """Paths as seen from here made absolute: notebooks run in a folder of their own."""
+    return values | {name: _absolute_path(values[name]) for name in PATHS & values.keys()}
+
+
+def _absolute_path(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_absolute_path(one) for one in value]
+    if isinstance(value, str) and value and Path(value).expanduser().exists():
+        return str(Path(value).expanduser().resolve())
+    return value
+
+
+def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict, dict]:
+    """File, parameters, model aliases and resources of a base."""
+    if base is None:
+        return None, {}, {}, {}
+    path = _base_file(study, base)
+    values = read(path)
+    aliases, resources = values.pop("models", {}), values.pop("resources", {})
+    for alias, model in aliases.items() if isinstance(aliases, dict) else [("", aliases)]:
+        if not isinstance(model.get("model") if isinstance(model, dict) else model, str) or not alias:
+            raise ConfigError(
+                f"{path}: models: {alias}: got {model!r}; allowed is a model's name, or {{model: NAME, PARAMETER: …}}"
+            )
+    _check_resources(path, resources)
+    return path, values, aliases, resources
+
+
+def _base_file(study: Path, base: str, key: str = "") -> Path:
+    """The file of a base, which lies beside the folder of studies; ConfigError where there is none of that name."""
+    folder = study.parent.parent / "base"
+    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    if base not in known:
+        allowed = ", ".join(known) or f"none, for no file is in {folder}"
+        raise ConfigError(f"{study}: {key}unknown base {base!r}{closest(base, known)} (allowed: {allowed})")
+    return folder / f"{base}.yaml"
+
+
+def _word(key: str, value: Any) -> str:
+    """A grid value in a run's name: texts speak for themselves, numbers say what they count."""
+    text = Path(value).name if isinstance(value, str) else f"{key}={value}"
+    return "".join(c if c.isalnum() or c in "._=-" else "_" for c in text)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def load_study(
+    path: str | Path, base: str | None = None, overrides: dict[str, Any] | None = None, name: str | None = None
+) -> Study:
+    """Reads and validates a study and everything it builds on.
+
+    path: a study's YAML file; or a study in results, its folder or `study.json`, whose runs are taken as they were,
+    parameter by parameter. `base` replaces the study's base, `overrides` ({parameter: value}) win over everything,
+    `name` names the result. Raises ConfigError with the file, the key, what it got and what is allowed; nothing has
+    been executed then.
+    """
+    path = Path(path)
+    path = path / DESCRIPTION if path.is_dir() else path
+    if path.name == DESCRIPTION:
+        content, found_points = _described(path, base, overrides or {})
+    else:
+        content, found_points = points(path, base, overrides or {})
+    name = name or content.get("name", path.stem)
+    check_study_name(name, f"{path}: name of a study")
+    faults, found, known = [], {}, {}
+    for point in found_points:
+        try:
+            configs = create_all(point.values, point.origin)
+            run = Run(point.name, configs, jobs_of(configs, known), point.resources)
+            if found.setdefault(point.name, run) != run:
+                faults.append(f"{path}: two runs are named {point.name!r}: their grid values read alike")
+        except (ConfigError, FileNotFoundError) as error:
+            faults += str(error).splitlines()
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    return Study(name, content.get("title", path.stem), content.get("note", ""), tuple(found.values()))
+
+
+def _described(path: Path, base: str | None, overrides: dict[str, Any]) -> tuple[dict[str, Any], list[Point]]:
+    """(description, Points) of a study that `Study.describe` wrote; every parameter is the file's or an override."""
+    if base is not None:
+        raise ConfigError(
+            f"{path}: --base: got {base!r}; its runs say every parameter themselves: use --set, or the YAML"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        described = [(run["name"], run["parameters"], run.get("resources", {})) for run in content["runs"]]
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file; a study's folder in results holds one") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: is no description of a study ({type(error).__name__}: {error})") from None
+    found = []
+    for run, parameters, asked in described:
+        origin = dict.fromkeys(parameters, f"{path}: {run}") | dict.fromkeys(overrides, "--set")
+        found.append(Point(run, absolute(parameters | overrides), origin, asked))
+    return content, found

@@ -1,0 +1,137 @@
+"""What of a study is finished, stale or still to do, and the jobs of the session that does it. Executes nothing."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedmem.config.stages import STAGES
+from fedmem.machine.paths import results_root
+from fedmem.results.identity import code_digest
+from fedmem.results.stage import StageError, open_stage
+from fedmem.results.studies import report_identity
+from fedmem.study import estimates
+from fedmem.study.estimates import Estimate
+from fedmem.study.jobs import DESCRIPTION, Job, Study
+
+# --- planning -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """What a study still needs: {job id: finished | stale | to do}, and the same for its report."""
+
+    study: Study
+    states: dict[str, str]
+    report: str
+    keep_stale: bool = False
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def wanted(self, state: str) -> bool:
+        return state == "to do" or (state == "stale" and not self.keep_stale)
+
+    @property
+    def to_do(self) -> list[Job]:
+        """Jobs that are to be executed, parents first."""
+        return [job for id_, job in self.study.jobs.items() if self.wanted(self.states[id_])]
+
+    @property
+    def report_to_do(self) -> bool:
+        return bool(self.to_do) or self.wanted(self.report)
+
+
+def make_plan(study: Study, keep_stale: bool = False) -> Plan:
+    """States of all stages of a study; reads manifests, executes nothing."""
+    code = {stage: code_digest(stage) for stage in (*STAGES, "studies")}
+    states, reasons = {}, {}
+    for id_, job in study.jobs.items():
+        states[id_], reasons[id_] = _state(job, code, states)
+    result = Plan(study, states, "to do", keep_stale, reasons)
+    try:
+        report = open_stage(study.folder)
+    except StageError:
+        return result
+    expected = report_identity({run.name: run.jobs["analyze"].identity for run in study.runs})
+    page = study.folder / "report.html"  # it comes after the rest
+    if report.identity == expected and page.is_file() and not report.damaged() and _is_described(study):
+        stale = report.manifest["code"] != code["studies"] or "stale" in states.values()
+        result.report = "stale" if stale else "finished"
+    return result
+
+
+def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str, str]:
+    """(state, reason). A stage of other code or of another parent than the recorded one is stale."""
+    try:
+        stage = open_stage(job.folder)
+    except StageError:
+        return "to do", ""
+    if stage.identity != job.identity:
+        return "to do", "another stage lies in its folder"
+    if name := stage.damaged():
+        return "to do", f"its file {name} is missing or of another size"
+    if stage.manifest["code"] != code[job.stage]:
+        return "stale", "the code has changed"
+    if job.parent:
+        if states[job.parent.id] != "finished":
+            return "stale", f"its {job.parent.stage} stage is {states[job.parent.id]}"
+        if stage.parent_changed:
+            return "stale", f"its {job.parent.stage} stage has other files now"
+    return "finished", ""
+
+
+def session_jobs(plan: Plan, found: Mapping[str, Estimate]) -> list[dict[str, Any]]:
+    """The jobs of one session as `fedmem.study.execute` and the Snakefile read them; the report comes last.
+
+    Each states its resources: what the study's files ask for, the rest by its estimate, `found` by its id.
+    """
+    names, asked = {job.id for job in plan.to_do}, estimates.asked(plan.study)
+    entries = [
+        _entry(job.id, job.stage, job.folder, job.parameters(), [job.parent.id] if job.parent else [])
+        | {"resources": estimates.resources(found[job.id], asked.get(job.id)), "threads": _threads(job)}
+        for job in plan.to_do
+    ]
+    for entry in entries:
+        entry["after"] = [name for name in entry["after"] if name in names]
+    return [*entries, report_job(plan.study.name, [e["id"] for e in entries if e["stage"] == "analyze"])]
+
+
+def _threads(job: Job) -> int:
+    """Processors that a job uses at once."""
+    if job.stage in ("train", "generate"):
+        return job.configs["train"].torch_threads
+    return job.config.detect_workers if job.stage == "detect" else 1
+
+
+def report_job(name: str, after: list[str] | None = None) -> dict[str, Any]:
+    """The job of a study's report, which covers those runs whose analysis is finished; it needs the `study.json`."""
+    return _entry("report", "studies", results_root() / "studies" / name, {"study": name}, after or [])
+
+
+def _entry(id_: str, stage: str, folder: Path, parameters: dict, after: list[str]) -> dict[str, Any]:
+    environment = {"FEDMEM_RESULTS": str(results_root())}
+    return {
+        "id": id_, "stage": stage, "folder": str(folder), "parameters": parameters, "after": after,
+        "environment": environment, "threads": 1,
+    }  # fmt: skip
+
+
+def description_of(study: Study) -> str:
+    return json.dumps(study.describe(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _is_described(study: Study) -> bool:
+    """Whether `study.json` in the study's folder says what the study is."""
+    try:
+        told = json.loads((study.folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return told == json.loads(description_of(study))
+
+
+def write_description(study: Study) -> None:
+    """Writes `study.json`, which the report reads, into the study's folder."""
+    study.folder.mkdir(parents=True, exist_ok=True)
+    partial = study.folder / f".{DESCRIPTION}"
+    partial.write_text(description_of(study), encoding="utf-8")
+    partial.replace(study.folder / DESCRIPTION)

@@ -1,0 +1,361 @@
+"""How a round's weights are made of the clients': Flower's strategies, each made to demand every client's answer.
+
+`fedavg`, `fedprox`, `central` and `local` average as the answers come in, so that two models and one answer are held
+at most; every other strategy of Flower is taken by the name of its class and gets all answers at once. `describe`
+writes
+an algorithm's formulas in plain signs beside the settings that occur in them. This module does not depend on how
+clients train, nor on what is done with the weights.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from fedmem.config.parameter import closest
+from fedmem.train.history import History
+from fedmem.train.in_process_grid import Array, ArrayRecord, FederatedError, Message, MetricRecord, named, strategies
+from fedmem.train.local_training import calm, derive_seed
+from fedmem.train.weights import drift, norm
+
+CLIPPING = "clipping and noise, no formal guarantee"
+
+OWN = {"fedavg": "FedAvg", "fedprox": "FedProx", "central": "FedAvg", "local": "FedAvg"}
+
+SET_HERE = {  # arguments of strategies that fedmem gives itself, or that no YAML can hold
+    "fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes",
+    "weighted_by_key", "arrayrecord_key", "configrecord_key", "train_metrics_aggr_fn", "evaluate_metrics_aggr_fn",
+    "proximal_mu", "train_loss_key", "selection_rule",
+}  # fmt: skip
+
+RATES = ("eta", "eta_l", "server_learning_rate", "client_learning_rate")
+
+ENOUGH = {"Krum": 2, "MultiKrum": 2, "Bulyan": 4}  # clients: that many times num_malicious_nodes, and 3 more
+
+NOISE = 2**32 - 1  # stands where a client's id stands in a seed: no client has it
+
+
+class _Demanding:
+    """Put before a Flower strategy: every client must answer every round, with something that can be averaged.
+
+    Flower itself averages whoever answered, and keeps the old weights when nobody did. The aggregation that follows
+    the checks is the strategy's own. An answer is checked before it is averaged.
+    """
+
+    clients: tuple[int, ...]
+    history: History
+    update_clip: float | None
+    _sent: ArrayRecord
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self._sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        if isinstance(replies, list):  # from a network, in any order; a generator answers in client order
+            replies = sorted(replies, key=_client)
+        arrays, metrics = super().aggregate_train(server_round, self.checked(server_round, replies))
+        if arrays is None:
+            name = next(base.__name__ for base in type(self).__mro__ if base.__module__.startswith("flwr."))
+            raise FederatedError(
+                f"round {server_round}: {name} made no weights of {len(self.clients)} clients' answers, which is too "
+                "few for its strategy_options: take more clients, or a smaller num_malicious_nodes."
+            )
+        return self._as_sent(arrays), metrics
+
+    def checked(self, server_round: int, replies: Iterable[Message]) -> Iterator[Message]:
+        """The replies, one by one, each found good and noted; at their end, all clients must have answered."""
+        answered = []
+        for reply in replies:
+            self._check(server_round, reply)
+            self._note(server_round, reply.content["metrics"])
+            answered.append(reply.content["metrics"]["client"])
+            yield reply
+            del reply  # a generator that keeps it would hold one answer more than is needed
+        if sorted(answered) != sorted(self.clients):
+            raise FederatedError(
+                f"round {server_round}: {len(answered)} of {len(self.clients)} clients answered ({answered}); a round "
+                "counts only with all of them, each once. See the log of the missing ones."
+            )
+
+    def _check(self, server_round: int, reply: Message) -> None:
+        _check_answered(server_round, reply)
+        metrics, arrays = reply.content["metrics"], reply.content["arrays"]
+        where = f"{named(metrics['client'])}, round {server_round}"
+        if metrics["num-examples"] <= 0:
+            raise FederatedError(f"{where}: trained on 0 examples, so it has no weight in an average. Give it rows.")
+        shapes = ({name: tuple(array.shape) for name, array in record.items()} for record in (arrays, self._sent))
+        if next(shapes) != next(shapes):
+            raise FederatedError(f"{where}: its arrays are not those that it was sent: not the same model.")
+        wrong = [name for name, value in metrics.items() if not np.isfinite(value)]
+        wrong += [name for name, array in arrays.items() if not np.isfinite(array.numpy()).all()]
+        if wrong:
+            raise FederatedError(f"{where}: not finite: {', '.join(wrong[:5])}. Lower learning_rate or proximal_mu.")
+        if metrics["drift"] == 0:
+            raise FederatedError(f"{where}: its weights did not change at all. Raise learning_rate or local_epochs.")
+        if self.update_clip is not None:
+            self._check_clipped(where, arrays)
+
+    def _check_clipped(self, where: str, arrays: ArrayRecord) -> None:
+        moved = drift(arrays, self._sent)
+        # Slack for what fp32 rounds: the norm that the client scales by, and w_t + update.
+        if moved > self.update_clip * 1.001 + norm(self._sent) * 2**-23:
+            raise FederatedError(
+                f"{where}: its update has norm {moved:.6g}, more than update_clip = {self.update_clip:g}: it was not "
+                "clipped. Its app lacks the mod `fedmem.train.in_process_grid.clipping` on its train function "
+                f"(@app.train(mods=[clipping])); nothing was averaged. ({CLIPPING})"
+            )
+
+    def _note(self, server_round: int, metrics: MetricRecord) -> None:
+        client, values = metrics["client"], {name: metrics[name] for name in ("train_loss", "penalty", "drift")}
+        self.history.add(server_round, client, values, metrics["num-examples"], metrics["tokens"], metrics["steps"])
+        self.history.add_seconds(server_round, client, "train", metrics["seconds"])
+
+    def _as_sent(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The arrays in the types that they travel in: some strategies compute in fp64, a checkpoint holds fp32."""
+        for name, array in arrays.items():
+            if array.dtype != self._sent[name].dtype:
+                arrays[name] = Array(array.numpy().astype(self._sent[name].dtype))
+        return arrays
+
+
+class _Streaming:
+    """The weighted mean as the answers come in: m ← m + (n_j / N)·(w_j − m), N the examples so far, w_j's among them.
+
+    Equal to Σ n_j w_j / Σ n_j (McMahan et al. 2017, algorithm 1) but for rounding; exact for the first client, and for
+    clients that agree. Beside the mean, one answer is held at a time.
+    """
+
+    def aggregate_train(self, server_round, replies):
+        mean, total = {}, 0
+        for reply in replies:
+            examples, arrays = reply.content["metrics"]["num-examples"], reply.content["arrays"]
+            total += examples
+            for name in list(arrays):
+                array = arrays.pop(name).numpy()
+                if name in mean:
+                    array -= mean[name]
+                    array *= array.dtype.type(examples / total)
+                    mean[name] += array
+                else:
+                    mean[name] = array
+            del reply, arrays
+        return ArrayRecord({name: Array(mean.pop(name)) for name in list(mean)}), None
+
+
+class _ClippedAndNoised(strategies.DifferentialPrivacyClientSideFixedClipping):
+    """Flower's wrapper for client-side fixed clipping, with checks before it and a seed for its noise.
+
+    Clients clip their updates to the norm that is sent along; the mean gets Gaussian noise of standard deviation
+    update_noise · update_clip / n_clients in every coordinate (McMahan et al. 2018). Clipping and noise, no formal
+    guarantee: the mean is weighted by examples, nothing is accounted, and the test losses see the model without noise
+    of their own. The noise comes from (train_seed, round) alone, so a run repeats. All answers are held at once.
+    """
+
+    train_seed: int
+
+    def aggregate_train(self, server_round, replies):
+        replies = sorted(replies, key=_client)
+        for reply in replies:  # the wrapper drops a round in which one failed, and goes on
+            _check_answered(server_round, reply)
+        before = np.random.get_state()
+        np.random.seed(derive_seed(self.train_seed, server_round, NOISE))
+        try:
+            return super().aggregate_train(server_round, replies)
+        finally:
+            np.random.set_state(before)
+
+
+def strategy_names() -> list[str]:
+    """Flower's strategies that average weights, by class name: FedAvg's subclasses without those for trees (Xgb)."""
+    found = {name: getattr(strategies, name) for name in strategies.__all__}
+    return sorted(
+        name
+        for name, found in found.items()
+        if inspect.isclass(found) and issubclass(found, strategies.FedAvg) and "Xgb" not in name
+    )
+
+
+def options_of(algorithm: str) -> dict[str, inspect.Parameter]:
+    """What `strategy_options` may set for an algorithm: {name: parameter of Flower's class, with type and default}."""
+    parameters = inspect.signature(_flower_class(algorithm)).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in SET_HERE}
+
+
+def make_strategy(config, clients: int | Iterable[int], history: History) -> strategies.Strategy:
+    """Flower's strategy for `config.algorithm`, with `strategy_options`, `proximal_mu`, `update_clip`, `update_noise`.
+
+    clients: their ids, or their number L for 0 … L − 1; at least one. All train in every round. One that fails, is
+    missing, has no examples, sends what is not finite, did not move or did not clip stops the run with a
+    FederatedError. What they report goes into `history`.
+    central and local are an average over the one client that they train at a time. Raises FederatedError, with what
+    is allowed, for options that the strategy does not have or refuses.
+    """
+    clients, base = tuple(range(clients) if isinstance(clients, int) else clients), _flower_class(config.algorithm)
+    everyone = {"min_train_nodes": len(clients), "min_available_nodes": len(clients)}
+    no_evaluation = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}  # the checkpoints measure the global model
+    options = _checked_options(config)
+    _check_enough(config, len(clients))
+    if config.algorithm == "fedprox":
+        options["proximal_mu"] = config.proximal_mu
+    bases = (_Demanding, _Streaming, base) if config.algorithm in OWN else (_Demanding, base)
+    demanding = type(f"Demanding{base.__name__}", bases, {"__doc__": f"Flower's {base.__name__}, all clients."})
+    with calm():
+        try:
+            strategy = demanding(**everyone, **no_evaluation, **options)
+        except ValueError as error:
+            raise FederatedError(f"strategy_options of {config.algorithm}: {error}") from error
+    clip = config.update_clip if config.federates else None
+    strategy.clients, strategy.history, strategy.update_clip = clients, history, clip
+    if clip is None:
+        return strategy
+    wrapped = _ClippedAndNoised(strategy, config.update_noise, clip, len(clients))
+    wrapped.train_seed = config.train_seed
+    return wrapped
+
+
+def _flower_class(algorithm: str) -> type:
+    name = OWN.get(algorithm, algorithm)
+    if name not in strategy_names():
+        allowed = ", ".join([*OWN, *strategy_names()])
+        raise FederatedError(f"algorithm {algorithm!r} has no strategy; allowed here: {allowed}.")
+    return getattr(strategies, name)
+
+
+def _checked_options(config) -> dict:
+    if not config.federates:
+        return {}
+    allowed, given = options_of(config.algorithm), dict(config.strategy_options)
+    said = ", ".join(
+        f"{name} ({'required' if p.default is p.empty else f'default {p.default}'})" for name, p in allowed.items()
+    )
+    for name, value in given.items():
+        if name not in allowed:
+            raise FederatedError(
+                f"strategy_options: {config.algorithm} has no option {name!r}{closest(name, allowed)}; allowed: "
+                f"{said or 'none'}"
+            )
+        kind = allowed[name].annotation
+        if kind in (int, float) and (isinstance(value, bool | str) or (kind is int and not isinstance(value, int))):
+            wanted = "a whole number" if kind is int else "a number"
+            raise FederatedError(f"strategy_options: {name}: got {value!r}; allowed is {wanted}; options: {said}")
+        if name in RATES and value <= 0:
+            raise FederatedError(f"strategy_options: {name}: got {value!r}; allowed is a number above 0")
+    if missing := [name for name, p in allowed.items() if p.default is p.empty and name not in given]:
+        raise FederatedError(f"strategy_options: {config.algorithm} needs {', '.join(missing)}; options: {said}")
+    return given
+
+
+def _check_enough(config, n_clients: int) -> None:
+    """Blanchard et al. 2017 ask Krum for n > 2f + 2 clients, El Mhamdi et al. 2018 ask Bulyan for n ≥ 4f + 3."""
+    if config.algorithm not in ENOUGH:
+        return
+    malicious = config.strategy_options.get("num_malicious_nodes", 0)
+    needed = ENOUGH[config.algorithm] * malicious + 3
+    if malicious < 0:
+        raise FederatedError(f"strategy_options: num_malicious_nodes: got {malicious}; allowed is 0 or more")
+    if n_clients < needed:
+        raise FederatedError(
+            f"strategy_options: {config.algorithm} with num_malicious_nodes = {malicious} needs {needed} "
+            f"clients ({ENOUGH[config.algorithm]} · num_malicious_nodes + 3), and there are {n_clients}: take more "
+            "clients, or a smaller num_malicious_nodes"
+        )
+
+
+def _check_answered(server_round: int, reply: Message) -> None:
+    if reply.has_error():
+        raise FederatedError(
+            f"{named(reply.metadata.src_node_id)}, round {server_round}: failed with code {reply.error.code}: "
+            f"{reply.error.reason}"
+        )
+
+
+def _client(reply: Message) -> int:
+    """A reply's place: by client id; a failed one, which names no client, comes first."""
+    return -2 if reply.has_error() else reply.content["metrics"]["client"]
+
+
+MEAN = "Σ_j n_j · w_j ∕ Σ_j n_j"
+
+FORMULAS = {
+    "fedavg": [f"w_{{t+1}} = {MEAN}"],
+    "fedprox": [
+        "client j minimises loss_j(w) + (μ∕2) · ‖w − w_t‖², over the trained parameters",
+        f"w_{{t+1}} = {MEAN}",
+    ],
+    "central": ["w_{t+1} = the weights after training on the rows of all clients together, from w_t"],
+    "local": ["w_{t+1, j} = the weights after training on the rows of client j alone, from w_{t, j}"],
+    "none": ["w = the model as it is"],
+    "FedAvgM": [
+        f"d = w_t − {MEAN}",
+        "v_{t+1} = server_momentum · v_t + d",
+        "w_{t+1} = w_t − server_learning_rate · v_{t+1}",
+    ],
+    "FedMedian": ["w_{t+1} = median over the clients j of w_j, coordinate by coordinate"],
+    "FedTrimmedAvg": [
+        "w_{t+1} = mean over the clients of w_j, coordinate by coordinate, without the share beta at either end"
+    ],
+    "Krum": ["w_{t+1} = the w_j that is nearest to its n − num_malicious_nodes − 2 nearest others"],
+    "MultiKrum": [
+        "w_{t+1} = weighted mean of the num_nodes_to_select w_j that are nearest to their n − num_malicious_nodes − 2 "
+        "nearest others"
+    ],
+    "Bulyan": [
+        "S = the n − 2 · num_malicious_nodes clients that MultiKrum selects",
+        "w_{t+1} = mean of the values nearest to the median over S, coordinate by coordinate",
+    ],
+    "QFedAvg": [
+        "Δ_j = loss_j^q · (w_t − w_j) ∕ client_learning_rate",
+        "h_j = q · loss_j^(q−1) · ‖w_t − w_j‖² ∕ client_learning_rate² + loss_j^q ∕ client_learning_rate",
+        "w_{t+1} = w_t − Σ_j Δ_j ∕ Σ_j h_j",
+    ],
+} | {
+    name: [
+        f"d = {MEAN} − w_t",
+        "m_{t+1} = d" if name == "FedAdagrad" else "m_{t+1} = beta_1 · m_t + (1 − beta_1) · d",
+        second,
+        f"w_{{t+1}} = w_t + {rate} · m_{{t+1}} ∕ (√v_{{t+1}} + tau)",
+    ]
+    for name, second, rate in (
+        ("FedAdagrad", "v_{t+1} = v_t + d²", "eta"),
+        (
+            "FedAdam", "v_{t+1} = beta_2 · v_t + (1 − beta_2) · d²",
+            "eta · √(1 − beta_2^(t+2)) ∕ (1 − beta_1^(t+2))",
+        ),
+        ("FedYogi", "v_{t+1} = v_t − (1 − beta_2) · d² · sign(v_t − d²)", "eta"),
+    )
+}  # fmt: skip
+
+
+def describe(config) -> str:
+    """Markdown: the formulas of `config.algorithm` as a quotation, and what its letters are in this run.
+
+    config: a TrainConfig. In a round t, w_t is what every client starts from, w_j what client j makes of it, n_j the
+    rows it used; t counts from 0. Raises FederatedError for strategy_options that the algorithm does not have.
+    """
+    lines, noisy = list(FORMULAS[config.algorithm]), _clips(config)
+    if noisy:
+        lines.insert(-1, f"w_j ← w_t + (w_j − w_t) · min(1, C ∕ ‖w_j − w_t‖)   ({CLIPPING})")
+        lines.append(f"w_{{t+1}} ← w_{{t+1}} + N(0, σ²), σ = z · C ∕ L   ({CLIPPING})")
+    settings = _settings(config)
+    if noisy:
+        settings += [f"C = update_clip = {config.update_clip:g}", f"z = update_noise = {config.update_noise:g}"]
+    quoted = "\n>\n".join(f"> {line}" for line in lines)
+    return f"**{config.algorithm}**\n\n{quoted}\n\n" + (f"with {', '.join(settings)}.\n" if settings else "")
+
+
+def _settings(config) -> list[str]:
+    if config.algorithm == "none":
+        return []
+    work = (config.local_steps, "local step") if config.local_steps else (config.local_epochs, "local epoch")
+    settings = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((config.rounds, "round"), work)]
+    if config.algorithm == "fedprox":
+        settings.append(f"μ = {config.proximal_mu:g}")
+    if config.algorithm not in ("central", "local"):
+        defaults = {name: p.default for name, p in options_of(config.algorithm).items() if p.default is not p.empty}
+        settings += [f"{name} = {value}" for name, value in (defaults | config.strategy_options).items()]
+    return settings
+
+
+def _clips(config) -> bool:
+    return config.update_clip is not None and config.algorithm not in ("none", "central", "local")
