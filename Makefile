@@ -14,9 +14,10 @@ test: $(VENV)/installed  ## all tests, the notebooks included
 lab: $(VENV)/installed  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks $(ARGS)
 
-lint: $(VENV)/installed  ## code, notebooks and their stripped state
+lint: $(VENV)/installed  ## code, notebooks and their stripped state, the floors of the package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
 
 format: $(VENV)/installed
