@@ -14,8 +14,8 @@ from fedmem.config.stages import TrainConfig
 from fedmem.models import adapters
 from fedmem.models.adapters import WEIGHTS_FILE
 from fedmem.models.config_files import ModelError
-from fedmem.models.loading import load_model, load_tokenizer, load_trainable, location, save_merged
-from fedmem.train.local_trainer import trained
+from fedmem.models.loading import load_model, load_tokenizer, load_trainable, model_location, save_merged
+from fedmem.train.local_trainer import trained_parameters
 from fedmem.train.local_training import train_locally
 
 TOKENIZER = load_tokenizer("tiny-qwen2")
@@ -78,7 +78,7 @@ def test_only_the_adapters_are_trained_and_the_base_stays(folder):
     before = copy.deepcopy(model.state_dict())
     train_locally(model, ROWS, config=settings(folder), steps=3, seed=0)
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert moved == set(trained(model))
+    assert moved == set(trained_parameters(model))
     assert all(".lora_A." in name or ".lora_B." in name for name in moved)
     assert not torch.equal(logits(model), logits(base))
 
@@ -92,9 +92,9 @@ def test_saved_loaded_merged_the_outputs_stay(folder, tmp_path):
     assert torch.equal(logits(loaded), logits(model))
     torch.testing.assert_close(logits(merged), logits(model), atol=1e-5, rtol=0)
     assert (logits(model) - logits(base)).abs().max() > 0.01
-    assert trained(loaded).keys() == trained(model).keys()  # it can be trained on
+    assert trained_parameters(loaded).keys() == trained_parameters(model).keys()  # it can be trained on
     assert not hasattr(merged, "peft_config")
-    assert trained(merged).keys() == trained(base).keys()
+    assert trained_parameters(merged).keys() == trained_parameters(base).keys()
 
 
 def test_the_merged_model_loads_anywhere_with_its_tokenizer_and_a_tied_head(folder, tmp_path):
@@ -117,18 +117,18 @@ def test_the_merged_model_loads_anywhere_with_its_tokenizer_and_a_tied_head(fold
 
 def test_what_a_configuration_trains(qwen2_folder):
     whole, tokenizer = load_trainable(settings(qwen2_folder, finetuning="full", precision="bf16"))
-    assert {p.dtype for p in trained(whole).values()} == {torch.float32}
+    assert {p.dtype for p in trained_parameters(whole).values()} == {torch.float32}
     assert tokenizer.chat_template == TOKENIZER.chat_template
     half, _ = load_trainable(settings(qwen2_folder, precision="bf16"))
-    assert trained(half).keys() == trained(adapted(qwen2_folder)).keys()
+    assert trained_parameters(half).keys() == trained_parameters(adapted(qwen2_folder)).keys()
     assert {p.dtype for p in half.parameters() if not p.requires_grad} == {torch.bfloat16}
 
 
 def test_the_start_depends_on_the_seed_alone(qwen2_folder):
-    first = trained(adapted(qwen2_folder))
+    first = trained_parameters(adapted(qwen2_folder))
     torch.rand(7)
     drawn = torch.get_rng_state()
-    again, other = trained(adapted(qwen2_folder)), trained(adapted(qwen2_folder, train_seed=1))
+    again, other = trained_parameters(adapted(qwen2_folder)), trained_parameters(adapted(qwen2_folder, train_seed=1))
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
@@ -141,7 +141,7 @@ def test_a_saved_adapter_names_its_base_and_no_folder_of_the_package(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     text = (tmp_path / "adapter_config.json").read_text()
     assert json.loads(text)["base_model_name_or_path"] == "tiny-qwen2"
-    assert str(location("tiny-qwen2")) not in text
+    assert str(model_location("tiny-qwen2")) not in text
     assert json.loads(text)["target_modules"] == sorted(json.loads(text)["target_modules"])
 
 
@@ -152,10 +152,10 @@ def test_nothing_is_warned_of(folder):
 
 
 def test_targets_are_named_or_refused(qwen2_folder):
-    two = trained(adapted(qwen2_folder, lora_targets=["q_proj", "v_proj"]))
+    two = trained_parameters(adapted(qwen2_folder, lora_targets=["q_proj", "v_proj"]))
     assert {name.split(".")[-4] for name in two} == {"q_proj", "v_proj"}
     assert len(two) == 2 * 2 * 2  # layers, modules, matrices
-    assert trained(adapted(qwen2_folder, lora_targets="o_proj")).keys() == {
+    assert trained_parameters(adapted(qwen2_folder, lora_targets="o_proj")).keys() == {
         f"base_model.model.model.layers.{layer}.self_attn.o_proj.lora_{side}.default.weight"
         for layer in (0, 1)
         for side in "AB"
@@ -203,29 +203,31 @@ def test_what_does_not_fit_is_refused(qwen2_folder, tmp_path):
 
 def test_the_proximal_term_runs_over_the_adapters_alone(qwen2_folder, capfd):
     one, two = adapted(qwen2_folder), adapted(qwen2_folder)
-    start = {name: p.detach().clone() for name, p in trained(one).items()}
+    start = {name: p.detach().clone() for name, p in trained_parameters(one).items()}
     for model, steps in ((one, 1), (two, 2)):
         result = train_locally(model, ROWS, config=settings(qwen2_folder), seed=0, steps=steps, proximal_mu=3.0)
-    moved = sum((p.detach() - start[name]).square().sum().item() for name, p in trained(one).items())
+    moved = sum((p.detach() - start[name]).square().sum().item() for name, p in trained_parameters(one).items())
     assert moved > 0
     assert [step.penalty for step in result.course] == pytest.approx([0.0, 1.5 * moved], rel=1e-5)
     assert "".join(capfd.readouterr()) == ""
 
 
 def test_recomputed_activations_give_the_same_adapters(folder):
-    kept, recomputed = (trained(trained_model(folder, gradient_checkpointing=again)) for again in (False, True))
+    kept, recomputed = (
+        trained_parameters(trained_model(folder, gradient_checkpointing=again)) for again in (False, True)
+    )
     assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
 
 
 def test_bf16_freezes_in_bf16_and_trains_in_fp32(folder, tmp_path):
     config = settings(folder, precision="bf16")
     model = adapted(folder, precision="bf16")
-    assert {p.dtype for p in trained(model).values()} == {torch.float32}
+    assert {p.dtype for p in trained_parameters(model).values()} == {torch.float32}
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
-    before = {name: p.detach().clone() for name, p in trained(model).items()}
+    before = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
     train_locally(model, ROWS, config=config, steps=1, seed=0)
-    assert any(not torch.equal(p, before[name]) for name, p in trained(model).items())
-    assert {p.dtype for p in trained(model).values()} == {torch.float32}
+    assert any(not torch.equal(p, before[name]) for name, p in trained_parameters(model).items())
+    assert {p.dtype for p in trained_parameters(model).values()} == {torch.float32}
     adapters.save(model, tmp_path / "adapter")
     kept = load_model(str(folder), "cpu", checkpoint=tmp_path / "adapter", precision="bf16", merge=False)[0]
     assert torch.equal(logits(kept), logits(model))

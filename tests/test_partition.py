@@ -184,10 +184,10 @@ def test_real_corpora_are_disjoint_complete_and_seeded(shared, name, partitioner
         return
     skew = 1.0 if partitioner == "quantity" else 0.0
     wanted = quotas(SHARES, 3, skew)
-    hands = assign(corpus, partitioner, wanted, 7, unit=unit, dirichlet_alpha=0.3)
-    rows = split(hands, wanted)
+    dealt_rows = assign(corpus, partitioner, wanted, 7, unit=unit, dirichlet_alpha=0.3)
+    rows = split(dealt_rows, wanted)
     check(rows, unit)  # no row twice, no unit in two splits or with two clients
-    given = corpus[corpus["group"].isin(hands["group"])] if partitioner == "natural" else corpus
+    given = corpus[corpus["group"].isin(dealt_rows["group"])] if partitioner == "natural" else corpus
     assert set(rows["row_id"]) == set(given["id"])
     assert len(rows) == len(given)
     table = sizes(rows)
@@ -199,7 +199,7 @@ def test_real_corpora_are_disjoint_complete_and_seeded(shared, name, partitioner
     if partitioner in ("iid", "topic") and unit is None:
         assert by_client.max() - by_client.min() <= (1 if partitioner == "iid" else 3)
     if partitioner == "quantity":  # parts 1 : 1/2 : 1/3, that is 6/11, 3/11, 2/11 of the rows, up to a unit
-        largest = hands.groupby("unit").size().max()
+        largest = dealt_rows.groupby("unit").size().max()
         assert abs(by_client - len(corpus) * pd.Series([6, 3, 2]) / 11).max() <= 2 * largest
     least = quotas({"train": 5, "test": 1, "heldout": 2}, 3)
     few = split(assign(corpus, partitioner, least, 7, unit=unit), least)
@@ -297,9 +297,9 @@ def test_one_client_gets_everything(partitioner):
 
 def test_shares_that_would_leave_a_split_empty():
     wanted = quotas(SHARES, 2)
-    hands = assign(corpus_of(a=5), "iid", wanted, 0)
+    dealt_rows = assign(corpus_of(a=5), "iid", wanted, 0)
     with pytest.raises(PartitionError, match=r"client 1 .*has 2 rows, too few for shares of train 0\.6 \+ test 0\.1"):
-        split(hands, wanted)
+        split(dealt_rows, wanted)
     wanted = quotas({"train": 0.5, "test": 0.0, "heldout": 0.25}, 2)  # a quarter is left over
     assert sizes(split(assign(corpus_of(a=16), "iid", wanted, 0), wanted))["rows"].tolist() == [4, 2, 4, 2]
 
@@ -310,10 +310,10 @@ def test_topics_find_what_texts_are_about():
     corpus = corpus_of(a=30, b=30, c=30)
     corpus["input"] = [" ".join(rng.choices(about[group].split(), k=12)) for group in corpus["group"]]
     wanted = quotas({"train": 1.0, "test": 0.0, "heldout": 0.0}, 3)
-    hands = assign(corpus.assign(group=""), "topic", wanted, 0)
-    hands["about"] = hands["id"].str[0]
-    assert hands.groupby("client")["about"].nunique().tolist() == [1, 1, 1]
-    assert hands.groupby("client").size().tolist() == [30, 30, 30]
+    dealt_rows = assign(corpus.assign(group=""), "topic", wanted, 0)
+    dealt_rows["about"] = dealt_rows["id"].str[0]
+    assert dealt_rows.groupby("client")["about"].nunique().tolist() == [1, 1, 1]
+    assert dealt_rows.groupby("client").size().tolist() == [30, 30, 30]
     with pytest.raises(PartitionError, match="no words"):
         assign(corpus.assign(input=". !"), "topic", wanted, 0)
 

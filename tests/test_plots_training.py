@@ -8,7 +8,7 @@ import pytest
 from fedmem.config.vocabulary import POOLED
 from fedmem.display.drawing import READABLE_CLIENTS, save_figure
 from fedmem.train import figures
-from fedmem.train.utility import UTILITY, weighted
+from fedmem.train.utility import UTILITY, with_weighted_means
 
 
 def table(n_clients=3, metrics=("rouge_l",), rounds=(0, 12), undefined=()) -> pd.DataFrame:
@@ -22,7 +22,7 @@ def table(n_clients=3, metrics=("rouge_l",), rounds=(0, 12), undefined=()) -> pd
                 value = (after if server_round else before) + j
                 lines.append((server_round, j, "perplexity", split, value, 9, 99, 0, 0))
     rows = pd.DataFrame({"client": range(n_clients), "split": "train"})
-    return weighted(pd.DataFrame(lines, columns=UTILITY), rows)
+    return with_weighted_means(pd.DataFrame(lines, columns=UTILITY), rows)
 
 
 def curves(n_clients):

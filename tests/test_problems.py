@@ -32,7 +32,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    caches = (preflight.silent, gpus._count, preflight._read)
+    caches = (preflight.hub_unreachable_reason, gpus._count, preflight._read)
     for one in caches:
         one.cache_clear()
     yield
@@ -223,8 +223,8 @@ def test_no_disk_and_a_folder_that_is_not_writable(tmp_path, monkeypatch):
 
 def test_what_is_certain_is_refused_and_finished_stages_have_no_problems():
     with pytest.raises(ConfigError, match="one\ntwo"):
-        preflight.refuse([Problem("one", True), Problem("perhaps", False), Problem("two", True)])
-    preflight.refuse([Problem("perhaps", False)])
+        preflight.raise_certain([Problem("one", True), Problem("perhaps", False), Problem("two", True)])
+    preflight.raise_certain([Problem("perhaps", False)])
     loaded = load_study(STUDIES / "demo.yaml", overrides={"model": "some/model", "algorithm": "none"})
     for job in loaded.jobs.values():
         parent = open_stage(job.parent.folder) if job.parent else None
@@ -299,7 +299,7 @@ def test_a_past_stage_corrects_the_rule(monkeypatch):
 
 def test_files_win_over_estimates():
     loaded = load_study(STUDIES / "all.yaml")
-    asked, guesses = estimates.asked(loaded), estimates.estimate_study(loaded)
+    asked, guesses = estimates.stated_resources(loaded), estimates.estimate_study(loaded)
     (job, *_) = (job for job in loaded.jobs.values() if job.stage == "train")
     wanted = estimates.resources(guesses[job.id], asked[job.id] | {"runtime": 77})
     assert (wanted["gpu"], wanted["runtime"]) == (1, 77)
@@ -315,10 +315,10 @@ def test_hours_are_bounded_by_path_cores_and_gpus():
     loaded = load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"})
     jobs = list(loaded.jobs.values())  # five stages in a row, an hour each
     hour = {job.id: Estimate(3600, 1, 0, 1, int(job.stage == "train")) for job in jobs}
-    assert estimates.hours(jobs, hour, cores=8, devices=1) == 5
+    assert estimates.least_hours(jobs, hour, cores=8, devices=1) == 5
     two = list(load_study(STUDIES / "demo.yaml", overrides={"algorithm": "fedavg"} | {"rounds": 3}).jobs.values())[1:]
     hour |= {job.id: Estimate(3600, 1, 0, 1, int(job.stage == "train")) for job in two}
-    assert estimates.hours(jobs + two, hour, cores=1, devices=1) == 9
+    assert estimates.least_hours(jobs + two, hour, cores=1, devices=1) == 9
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_hours_are_bounded_by_path_cores_and_gpus():
 
 def test_the_plan_says_what_sharing_saves():
     plan = make_plan(load_study(STUDIES / "all.yaml"))
-    lines, found_ = plan_table.show(plan, cores=2)
+    lines, found_ = plan_table.plan_lines(plan, cores=2)
     text = "\n".join(lines)
     # 55 runs of 5 stages and the report, against 4 + 21 + 3 * 41 stages and the report
     assert "55 runs: 276 notebooks one by one, 149 where runs share stages" in text
@@ -339,7 +339,7 @@ def test_the_plan_says_what_sharing_saves():
 def test_planning_imports_no_torch():
     code = (
         "import sys; from fedmem.cli import plan_table; from fedmem.study import loading, plan; "
-        f"plan_table.show(plan.make_plan(loading.load_study({str(STUDIES / 'all.yaml')!r}))); "
+        f"plan_table.plan_lines(plan.make_plan(loading.load_study({str(STUDIES / 'all.yaml')!r}))); "
         "print(sorted({'torch', 'transformers', 'flwr', 'datasets', 'sklearn'} & set(sys.modules)))"
     )
     assert printed(code) == "[]"
@@ -366,7 +366,7 @@ def test_a_job_takes_the_processors_that_it_uses():
 def test_behind_a_proxy_the_hub_may_answer(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    assert "cannot be reached" in preflight.silent()
-    preflight.silent.cache_clear()
+    assert "cannot be reached" in preflight.hub_unreachable_reason()
+    preflight.hub_unreachable_reason.cache_clear()
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert preflight.silent() == ""
+    assert preflight.hub_unreachable_reason() == ""

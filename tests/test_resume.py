@@ -20,7 +20,7 @@ from fedmem.results import progress as results_progress
 from fedmem.results import work as results_work
 from fedmem.results import work as stage_work
 from fedmem.results.identity import notebook_file
-from fedmem.results.progress import DEAD_SECONDS, KEPT, Progress, _beat, _host, take_up
+from fedmem.results.progress import DEAD_SECONDS, KEPT, Progress, _beat, _host, resume_or_create
 from fedmem.results.stage import MANIFEST, StageError, find_stage
 from fedmem.results.work import begin_stage
 from fedmem.train.in_process_grid import FederatedError
@@ -220,7 +220,7 @@ def here(pid: int) -> str:
 
 def test_a_dead_process_folder_is_taken_over_whole(target):
     folder = left(target, here(dead_pid()))
-    own, progress = take_up(target, MADE)
+    own, progress = resume_or_create(target, MADE)
     assert progress.value == {"rounds": 2}
     assert (own / "round-2").is_dir()
     assert not folder.exists()
@@ -230,7 +230,7 @@ def test_a_dead_process_folder_is_taken_over_whole(target):
 @pytest.mark.parametrize("made", [{"identity": "j", "code": "c"}, {"identity": "i", "code": "d"}])
 def test_what_was_made_of_something_else_is_removed_and_never_taken_up(target, made):
     folder = left(target, here(dead_pid()), made)
-    own, progress = take_up(target, MADE)
+    own, progress = resume_or_create(target, MADE)
     assert progress.value == {}
     assert not folder.exists()
     assert not (own / "round-2").exists()
@@ -238,7 +238,7 @@ def test_what_was_made_of_something_else_is_removed_and_never_taken_up(target, m
 
 def test_a_living_process_keeps_its_folder(target):
     folder = left(target, here(os.getppid()))
-    _, progress = take_up(target, MADE)
+    _, progress = resume_or_create(target, MADE)
     assert progress.value == {}
     assert (folder / "round-2").is_dir()
 
@@ -246,7 +246,7 @@ def test_a_living_process_keeps_its_folder(target):
 def test_a_process_that_only_has_the_id_of_the_dead_one_keeps_nothing(target):
     folder = left(target, here(os.getppid()))
     (folder / KEPT / "alive").write_text(str(psutil.Process(os.getppid()).create_time() - 60))
-    _, progress = take_up(target, MADE)
+    _, progress = resume_or_create(target, MADE)
     assert progress.value == {"rounds": 2}
     assert not folder.exists()
 
@@ -256,7 +256,7 @@ def test_a_folder_of_another_machine_is_left_alone_while_it_gives_signs_of_life(
     folder = left(target, f"elsewhere-{dead_pid()}")
     sign = folder / KEPT / "alive"
     threading.Thread(target=_beat, args=(sign,), daemon=True).start()
-    _, progress = take_up(target, MADE)
+    _, progress = resume_or_create(target, MADE)
     assert progress.value == {}
     assert (folder / "round-2").is_dir()
 
@@ -264,7 +264,7 @@ def test_a_folder_of_another_machine_is_left_alone_while_it_gives_signs_of_life(
 def test_a_folder_of_another_machine_is_taken_when_nobody_renews_its_sign(target, monkeypatch, capsys):
     monkeypatch.setattr(results_progress, "BEAT_SECONDS", 0.1)
     folder = left(target, f"elsewhere-{dead_pid()}")
-    _, progress = take_up(target, MADE)
+    _, progress = resume_or_create(target, MADE)
     assert progress.value == {"rounds": 2}
     assert not folder.exists()
     assert "watches for two minutes whether elsewhere still makes this stage" in capsys.readouterr().err
@@ -274,20 +274,20 @@ def test_an_old_sign_of_another_machine_is_not_watched(target):
     folder = left(target, f"elsewhere-{dead_pid()}")
     old = (folder / KEPT / "alive").stat().st_mtime - DEAD_SECONDS - 1
     os.utime(folder / KEPT / "alive", (old, old))
-    _, progress = take_up(target, MADE)
+    _, progress = resume_or_create(target, MADE)
     assert progress.value == {"rounds": 2}
     assert not folder.exists()
 
 
 def test_a_process_that_begins_again_goes_on_with_its_own_folder(target):
-    own, progress = take_up(target, MADE)
+    own, progress = resume_or_create(target, MADE)
     progress.keep({"rounds": 1})
     assert progress.value == {"rounds": 1}
-    again, progress = take_up(target, MADE)
+    again, progress = resume_or_create(target, MADE)
     assert again == own
     assert progress.value == {"rounds": 1}
     assert progress.seconds > 0
-    _, other = take_up(target, MADE | {"code": "d"})
+    _, other = resume_or_create(target, MADE | {"code": "d"})
     assert other.value == {}
 
 
@@ -297,7 +297,7 @@ def test_of_several_the_one_worked_on_last_goes_on(target):
         sign = folder / KEPT / "alive"
         moment = sign.stat().st_mtime - age
         os.utime(sign, (moment, moment))
-    _, progress = take_up(target, MADE)
+    _, progress = resume_or_create(target, MADE)
     assert progress.value == {"rounds": 2}
     assert len(list(target.parent.iterdir())) == 1
 
@@ -305,7 +305,7 @@ def test_of_several_the_one_worked_on_last_goes_on(target):
 def test_a_torn_record_counts_as_none(target):
     folder = left(target, here(dead_pid()))
     (folder / KEPT / "record.json").write_text('{"made": ')
-    assert take_up(target, MADE)[1].value == {}
+    assert resume_or_create(target, MADE)[1].value == {}
 
 
 def test_a_publishing_that_is_interrupted_has_cost_nothing(results, monkeypatch):

@@ -342,7 +342,7 @@ def test_the_kernel_is_this_interpreter_whatever_the_notebook_names(tmp_path):
 
 def test_a_notebook_that_publishes_nothing_is_a_failure(tmp_path, monkeypatch):
     from fedmem.study import execute as study_execute
-    from fedmem.study.execute import failure, run_job
+    from fedmem.study.execute import failure_message, run_job
 
     notebook = small_notebook(tmp_path / "idle.ipynb", "1 + 1")
     monkeypatch.setattr(study_execute, "notebook_file", lambda stage: notebook)
@@ -350,7 +350,7 @@ def test_a_notebook_that_publishes_nothing_is_a_failure(tmp_path, monkeypatch):
     job = {"id": "x", "stage": "train", "folder": str(tmp_path / "results/train/x"), "parameters": {}}
     with pytest.raises(NotebookError, match="published no stage"):
         run_job(job)
-    assert failure(tmp_path / "results/train/x")
+    assert failure_message(tmp_path / "results/train/x")
     assert (tmp_path / "results/train/x.failed.html").is_file()
 
 

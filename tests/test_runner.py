@@ -18,9 +18,9 @@ from small_house import House, until
 
 from fedmem.config.partition import PartitionConfig
 from fedmem.results.work import begin_stage
-from fedmem.study import gpus, runner
+from fedmem.study import gpus
 from fedmem.study.execute import put_copies
-from fedmem.study.runner import Progress, _executor, _limits, live, only_runner
+from fedmem.study.runner import Progress, _executor, _limits, current_session, note_in_lock, results_lock
 
 pytestmark = pytest.mark.notebooks
 WAIT = """
@@ -74,16 +74,16 @@ def test_a_second_run_is_refused_or_waits_and_status_shows_the_first(house):
 
 def test_the_lock_survives_a_look_and_is_free_once_its_process_is_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path))
-    assert live() is None
-    with only_runner("a") as lock:
-        runner.note(lock, session="/there")
-        assert live() == {
+    assert current_session() is None
+    with results_lock("a") as lock:
+        note_in_lock(lock, session="/there")
+        assert current_session() == {
             "study": "a", "host": os.uname().nodename, "front": os.getpid(), "session": "/there",
         }  # fmt: skip
-    assert live() is None
+    assert current_session() is None
     (tmp_path / ".runner" / "lock").write_text("999999 half a li")  # whatever a killed process left
-    with only_runner("b"):
-        assert live()["study"] == "b"
+    with results_lock("b"):
+        assert current_session()["study"] == "b"
 
 
 # --- an interrupt ---------------------------------------------------------------------------------------------------

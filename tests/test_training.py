@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from fedmem.config.stages import TrainConfig
 from fedmem.models.examples import IGNORED, pad_batch
-from fedmem.train.local_trainer import TrainingError, proximal_penalty, trained
+from fedmem.train.local_trainer import TrainingError, proximal_penalty, trained_parameters
 from fedmem.train.local_training import derive_seed, evaluate_loss, learning_rate, steps_per_round, train_locally
 
 EOS = 0
@@ -291,8 +291,8 @@ def test_a_frozen_model_is_refused(model, rows):
 
 
 def test_a_tied_head_is_trained_once(model):
-    assert "lm_head.weight" not in trained(model)
-    assert "model.embed_tokens.weight" in trained(model)
+    assert "lm_head.weight" not in trained_parameters(model)
+    assert "model.embed_tokens.weight" in trained_parameters(model)
 
 
 def test_it_leaves_no_trace(model, rows, tmp_path, monkeypatch, capfd):

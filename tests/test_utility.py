@@ -18,8 +18,8 @@ from fedmem.models.examples import encode, render, template_start
 from fedmem.models.loading import load_model, load_tokenizer
 from fedmem.results.work import begin_stage
 from fedmem.train import evaluation
-from fedmem.train.evaluation import answer_scores, label, measure, prompt, rouge_l
-from fedmem.train.utility import UTILITY, of_run, weighted
+from fedmem.train.evaluation import answer_prompt, answer_scores, class_label, measure, rouge_l
+from fedmem.train.utility import UTILITY, utility_of_run, with_weighted_means
 
 INSTRUCTION = "Which section is this from: methods, results?"
 TEXTS = ("Rest eased the pain of the knee.", "Nurses tried ice.", "After supper the ankle was sore, and heat helped.")
@@ -88,8 +88,8 @@ def test_accuracy_and_macro_f1_by_hand_with_a_class_that_is_missing():
 
 
 def test_labels_are_compared_by_their_first_line():
-    assert label("  Results \nand more") == label("results") == "results"
-    assert label(" \n ") == label("") == ""
+    assert class_label("  Results \nand more") == class_label("results") == "results"
+    assert class_label(" \n ") == class_label("") == ""
 
 
 def test_scores_of_nothing_are_undefined():
@@ -195,7 +195,7 @@ def test_fewer_rows_are_the_first_of_more_and_duplicates_of_training_rows_are_no
 
 def test_no_test_rows_are_undefined_and_no_fault(tokenizer, tiny):
     rows = deal(splits=("train", "heldout"))
-    measured = weighted(measure(tiny, tokenizer, rows, settings(), "classification", 0), rows)
+    measured = with_weighted_means(measure(tiny, tokenizer, rows, settings(), "classification", 0), rows)
     tests = measured[measured["split"] == "test"]
     assert set(tests["metric"]) == {"accuracy", "macro_f1", "perplexity"}
     assert tests["value"].isna().all()
@@ -205,7 +205,7 @@ def test_no_test_rows_are_undefined_and_no_fault(tokenizer, tiny):
 
 def test_nothing_is_measured_where_0_rows_are_asked(tokenizer):
     rows = deal()
-    measured = weighted(
+    measured = with_weighted_means(
         measure(says(tokenizer), tokenizer, rows, settings(utility_rows=0, perplexity_rows=0), "qa", 0), rows
     )
     assert len(measured) == 3 * 4
@@ -226,7 +226,7 @@ def test_a_prompt_is_what_training_saw_up_to_the_answer(tokenizer, chat):
         own.chat_template = None
     row = deal(1).iloc[0].to_dict() | {"output": "results of it"}
     example = encode(own, [row], 512)[0]["input_ids"]
-    ids, cut = prompt(own, row, 512)
+    ids, cut = answer_prompt(own, row, 512)
     assert not cut
     assert ids == example[: len(ids)]
     asked, answered = own.decode(ids), own.decode(example[len(ids) :])
@@ -237,8 +237,8 @@ def test_a_prompt_is_what_training_saw_up_to_the_answer(tokenizer, chat):
 def test_a_long_row_loses_the_end_of_its_input_and_is_counted(tokenizer, tiny):
     rows = deal(1)
     row = rows[rows["row_id"] == "test0-2"].iloc[0].to_dict()  # the longest of the three
-    whole, _ = prompt(tokenizer, row, 512)
-    ids, cut = prompt(tokenizer, row, len(whole) - 3)
+    whole, _ = answer_prompt(tokenizer, row, 512)
+    ids, cut = answer_prompt(tokenizer, row, len(whole) - 3)
     assert (cut, len(ids)) == (True, len(whole) - 3)
     text = tokenizer.decode(ids)
     assert text.endswith(f"\n\n{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
@@ -246,10 +246,10 @@ def test_a_long_row_loses_the_end_of_its_input_and_is_counted(tokenizer, tiny):
     assert shown
     assert row["input"].startswith(shown)
     n_input = len(tokenizer(row["input"])["input_ids"])
-    assert prompt(tokenizer, row, len(whole) - n_input + 1) is not None  # one token of the input is left
-    assert prompt(tokenizer, row, len(whole) - n_input) is None
+    assert answer_prompt(tokenizer, row, len(whole) - n_input + 1) is not None  # one token of the input is left
+    assert answer_prompt(tokenizer, row, len(whole) - n_input) is None
 
-    fits = len(prompt(tokenizer, rows[rows["row_id"] == "test0-1"].iloc[0].to_dict(), 512)[0])  # the shortest
+    fits = len(answer_prompt(tokenizer, rows[rows["row_id"] == "test0-1"].iloc[0].to_dict(), 512)[0])  # the shortest
     measured = measure(tiny, tokenizer, rows, settings(max_tokens=fits), "qa", 0)
     assert figures(measured, "rouge_l", "cut") == {(0, "test"): 2}
     assert figures(measured, "rouge_l", "left_out") == {(0, "test"): 0}
@@ -283,14 +283,14 @@ def test_the_mean_is_weighted_by_training_rows_and_of_logarithms_for_perplexitie
         (0, 0, "perplexity", "train", 2.0), (0, 1, "perplexity", "train", 8.0),
         (0, 0, "perplexity", "test", 2.0), (0, 1, "perplexity", "test", np.nan),
     )  # fmt: skip
-    pooled = weighted(measured, rows)
+    pooled = with_weighted_means(measured, rows)
     pd.testing.assert_frame_equal(pooled.iloc[:6], measured)
     pooled = pooled[pooled["client"] == POOLED]
     # 0.2/4 + 0.6·3/4; 2^(1/4) · 8^(3/4) = 2^2.5; a client with rows and no value leaves nothing defined
     assert pooled["value"].tolist() == pytest.approx([0.5, 2**2.5, np.nan], nan_ok=True)
     assert pooled["n"].tolist() == [4, 4, 4]
     assert pooled["tokens"].tolist() == [20, 20, 20]
-    alone = weighted(measured[measured["client"] == 0], rows)  # client 1 was not measured
+    alone = with_weighted_means(measured[measured["client"] == 0], rows)  # client 1 was not measured
     assert alone.loc[alone["client"] == POOLED, "value"].isna().all()
 
 
@@ -314,15 +314,15 @@ def test_a_runs_columns_are_those_of_its_checkpoint_round(tmp_path, monkeypatch)
         "perplexity_heldout_before": 21, "perplexity_ratio_before": 1.05,
     }  # fmt: skip
     after = {"utility_rouge_l": 0.4, "perplexity_train": 2, "perplexity_test": 5, "perplexity_heldout": 6}
-    assert of_run(train) == pytest.approx(after | {"perplexity_ratio": 3} | before)
+    assert utility_of_run(train) == pytest.approx(after | {"perplexity_ratio": 3} | before)
     for wanted, expected in (
         (None, after | {"perplexity_ratio": 3}),
         (2, dict.fromkeys([*after, "perplexity_ratio"], np.nan)),  # a round that was not measured
         (0, {name.removesuffix("_before"): value for name, value in before.items()}),
     ):
         stage = begin_stage(GenerateConfig(checkpoint_round=wanted), train).publish()
-        assert of_run(stage) == pytest.approx(expected | before, nan_ok=True)
-    assert of_run(begin_stage(TrainConfig(rounds=2), dealt).publish()) == {}  # it has no such table
+        assert utility_of_run(stage) == pytest.approx(expected | before, nan_ok=True)
+    assert utility_of_run(begin_stage(TrainConfig(rounds=2), dealt).publish()) == {}  # it has no such table
 
 
 def test_the_table_needs_no_torch():

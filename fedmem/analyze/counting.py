@@ -45,7 +45,7 @@ class Memorization:
 def is_match(matches: pd.DataFrame, counting: str = "paper") -> pd.Series:
     """Which rows of `matches` count, as booleans in their order. An untyped candidate is never counted as strict."""
     check_counting(counting)
-    need(matches, ["kind", *(["score", "identical_sentence"] if counting == "strict" else [])], "matches")
+    require_columns(matches, ["kind", *(["score", "identical_sentence"] if counting == "strict" else [])], "matches")
     codes, known = pd.factorize(matches["kind"])  # −1: null
     unknown = sorted(set(known) - set(KINDS))
     if unknown:
@@ -76,8 +76,8 @@ class Counts:
         clients: pd.DataFrame,
         suffixes: pd.DataFrame | None = None,
     ) -> None:
-        need(matches, ["prefix_id", "prefix_client", "suffix_client", "member", "kind"], "matches")
-        need(prefixes, ["prefix_id", "client"], "prefixes")
+        require_columns(matches, ["prefix_id", "prefix_client", "suffix_client", "member", "kind"], "matches")
+        require_columns(prefixes, ["prefix_id", "client"], "prefixes")
         self.clients, self.weights = _client_weights(clients)
         self.owner = _positions(prefixes["client"], self.clients, "prefixes, column client")
         self.n = np.bincount(self.owner, minlength=len(self.clients))
@@ -118,7 +118,7 @@ class Counts:
         matrix[:, undefined] = np.nan
         nothing = not len(self.owner) or undefined.all()
         total = np.nan if nothing else np.count_nonzero(np.diff(prefix, prepend=-1)) / len(self.owner)  # in order
-        intra, inter = (weighted(part, self.weights) for part in (np.diag(matrix), others(matrix)))
+        intra, inter = (weighted_sum(part, self.weights) for part in (np.diag(matrix), means_of_others(matrix)))
         return Memorization(matrix, intra, inter, total, hits, self.n, self.clients, counting, member)
 
     def by_prefix(self, counting: str, member: bool) -> dict[str, np.ndarray]:
@@ -158,12 +158,12 @@ class Counts:
         """Which clients have suffixes of this membership; all of them when the table is not given."""
         if suffixes is None:
             return np.ones(len(self.clients), dtype=bool)
-        need(suffixes, ["client", "member"], "suffixes")
+        require_columns(suffixes, ["client", "member"], "suffixes")
         side = suffixes.loc[suffixes["member"].to_numpy(dtype=bool) == member, "client"]
         return np.bincount(_positions(side, self.clients, "suffixes, column client"), minlength=len(self.clients)) > 0
 
 
-def others(matrix: np.ndarray) -> np.ndarray:
+def means_of_others(matrix: np.ndarray) -> np.ndarray:
     """For each row the mean of what is not on the diagonal; NaN for a 1 × 1 matrix."""
     size = len(matrix)
     if size < 2:
@@ -171,14 +171,14 @@ def others(matrix: np.ndarray) -> np.ndarray:
     return matrix[~np.eye(size, dtype=bool)].reshape(size, size - 1).mean(axis=1)
 
 
-def weighted(values: np.ndarray, weights: np.ndarray) -> float:
+def weighted_sum(values: np.ndarray, weights: np.ndarray) -> float:
     # a client of weight 0 adds nothing, even where its share is NaN; no weights at all leave nothing defined
     return float(np.sum(weights[weights > 0] * values[weights > 0])) if (weights > 0).any() else np.nan
 
 
 def _client_weights(clients: pd.DataFrame) -> tuple[tuple, np.ndarray]:
     """Clients in ascending order, and each one's share of all training rows."""
-    need(clients, ["client", "n_train"], "clients")
+    require_columns(clients, ["client", "n_train"], "clients")
     ordered = clients.sort_values("client")
     if ordered["client"].duplicated().any():
         double = ordered.loc[ordered["client"].duplicated(), "client"].tolist()
@@ -224,7 +224,7 @@ def check_counting(counting: str) -> None:
         raise MetricsError(f"counting = {counting!r}: allowed are {', '.join(COUNTINGS)}")
 
 
-def need(frame: pd.DataFrame, columns: list[str], name: str) -> None:
+def require_columns(frame: pd.DataFrame, columns: list[str], name: str) -> None:
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise MetricsError(

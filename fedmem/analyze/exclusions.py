@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from fedmem.analyze import ratios
-from fedmem.analyze.counting import MetricsError, need
+from fedmem.analyze.counting import MetricsError, require_columns
 from fedmem.analyze.ratios import SUMMARY
 
 RUN_WORDS, GRAM_WORDS = 8, 3
@@ -43,7 +43,7 @@ def coherence(prefixes: pd.DataFrame, min_compression: float = 0.25, min_distinc
     0.8, "lobes, lobes, lobes" below 0.1. distinct: different 3-grams of words over all 3-grams, 0 … 1. incoherent: one
     of them is below its threshold. A continuation of fewer than 12 words has neither (NaN) and is never incoherent.
     """
-    need(prefixes, ["prefix_id", "client", "continuation"], "prefixes")
+    require_columns(prefixes, ["prefix_id", "client", "continuation"], "prefixes")
     measured = [_repetition(text) for text in prefixes["continuation"]]
     table = prefixes[["prefix_id", "client"]].reset_index(drop=True)
     table[["compression", "distinct"]] = np.array(measured, float).reshape(-1, 2)
@@ -67,7 +67,7 @@ def mark(
     boilerplate_share: a run of words in more than this share of all rows (two at least) is nobody's own. Words are
     compared without case, and without what stands between them.
     """
-    need(matches, ["prefix_id", "suffix_id", "suffix_client", "member", "detections"], "matches")
+    require_columns(matches, ["prefix_id", "suffix_id", "suffix_client", "member", "detections"], "matches")
     row_of_prefix = prefixes.set_index("prefix_id")["row_id"].reindex(matches["prefix_id"]).to_numpy()
     row_of_suffix = suffixes.set_index("suffix_id")["row_id"].reindex(matches["suffix_id"]).to_numpy()
     return matches.assign(
@@ -81,7 +81,7 @@ def without(marked: pd.DataFrame, excluded: str) -> pd.DataFrame:
     """The matches of `mark` that one of EXCLUSIONS leaves; an unknown one raises MetricsError."""
     if excluded not in EXCLUSIONS:
         raise MetricsError(f"excluded = {excluded!r}: allowed are {', '.join(map(repr, EXCLUSIONS))}")
-    need(marked, EXCLUSIONS[excluded], "matches")
+    require_columns(marked, EXCLUSIONS[excluded], "matches")
     gone = np.zeros(len(marked), dtype=bool)
     for column in EXCLUSIONS[excluded]:
         gone |= marked[column].to_numpy(dtype=bool)
@@ -117,7 +117,7 @@ def _shared(
     matches: pd.DataFrame, suffixes: pd.DataFrame, rows: pd.DataFrame, least: int, boilerplate_share: float
 ) -> np.ndarray:
     """Whether fewer than `least` characters of a match's passage are its client's alone."""
-    need(rows, ["row_id", "client", "split", "input"], "rows")
+    require_columns(rows, ["row_id", "client", "split", "input"], "rows")
     runs = _Runs(rows, boilerplate_share)
     texts = suffixes.set_index("suffix_id")["suffix"]
     common: dict = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fedmem.analyze.counting import is_match, need
+from fedmem.analyze.counting import is_match, require_columns
 
 SPAN_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "kind", "detections"]
 ANYBODY = -1  # prefix client of the rows that take all prefixes together
@@ -22,8 +22,8 @@ def extracted(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "ve
     often it came back), available (all characters of the client's sampled suffixes of that membership), share (0 … 1),
     longest (characters of the longest passage; under verbatim counting a run of equal words; 0 where none).
     """
-    need(matches, SPAN_COLUMNS, "matches")
-    need(suffixes, ["suffix_id", "client", "member", "suffix"], "suffixes")
+    require_columns(matches, SPAN_COLUMNS, "matches")
+    require_columns(suffixes, ["suffix_id", "client", "member", "suffix"], "suffixes")
     counted = matches[is_match(matches, counting)]
     lengths = suffixes["suffix"].str.len()
     available = lengths.groupby([suffixes["client"], suffixes["member"].astype(bool)]).sum()
@@ -68,8 +68,8 @@ def measurable(prefixes: pd.DataFrame, suffixes: pd.DataFrame, min_match_chars: 
     Columns: client, text (continuation | member suffix | held-out suffix), n, long_enough, share (0 … 1),
     median_chars. A client without such texts has no line.
     """
-    need(prefixes, ["client", "continuation"], "prefixes")
-    need(suffixes, ["client", "member", "suffix"], "suffixes")
+    require_columns(prefixes, ["client", "continuation"], "prefixes")
+    require_columns(suffixes, ["client", "member", "suffix"], "suffixes")
     member = np.where(suffixes["member"].to_numpy(dtype=bool), "member suffix", "held-out suffix")
     parts = [
         pd.DataFrame({"client": suffixes["client"], "text": member, "chars": suffixes["suffix"].str.len()}),

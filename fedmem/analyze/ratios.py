@@ -22,7 +22,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from fedmem.analyze.counting import Counts, Memorization, check_counting, others, weighted
+from fedmem.analyze.counting import Counts, Memorization, check_counting, means_of_others, weighted_sum
 from fedmem.analyze.intervals import effective_prefixes, holm, mcnemar, paired_difference, tango, wilson
 from fedmem.config.vocabulary import COUNTINGS, KINDS, PARTS
 
@@ -204,7 +204,7 @@ def _aggregates(counts: Counts, result: Memorization, name: str, confidence: flo
     everybody = result.n.sum()
     effective = {
         "intra": effective_prefixes(np.diag(result.matrix), counts.weights, result.n),
-        "inter": effective_prefixes(others(result.matrix), counts.weights, result.n),
+        "inter": effective_prefixes(means_of_others(result.matrix), counts.weights, result.n),
         "total": everybody,
     }
     rows = []
@@ -243,5 +243,5 @@ def _shares(counts: Counts, hit: np.ndarray, any_hit: np.ndarray, member: bool) 
     undefined = counts.undefined("paper", member)
     matrix[:, undefined] = np.nan
     total = np.nan if undefined.all() or not len(hit) else float(any_hit.mean())
-    inter = weighted(others(matrix), counts.weights)
-    return {"intra": weighted(np.diag(matrix), counts.weights), "inter": inter, "total": total}
+    inter = weighted_sum(means_of_others(matrix), counts.weights)
+    return {"intra": weighted_sum(np.diag(matrix), counts.weights), "inter": inter, "total": total}

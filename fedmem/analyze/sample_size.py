@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fedmem.analyze.counting import Counts, need
+from fedmem.analyze.counting import Counts, require_columns
 from fedmem.config.vocabulary import PARTS
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 
-def settle(
+def ratio_by_sample_size(
     matches: pd.DataFrame,
     prefixes: pd.DataFrame,
     clients: pd.DataFrame,
@@ -32,7 +32,7 @@ def settle(
     With fewer suffixes the ones that ranked lower would move up, which is not repeated here: so what is shown for few
     suffixes is a lower bound. NaN where undefined.
     """
-    need(suffixes, ["suffix_id", "client", "member"], "suffixes")
+    require_columns(suffixes, ["suffix_id", "client", "member"], "suffixes")
     members = suffixes[suffixes["member"].to_numpy(dtype=bool)]
     counts = Counts(matches, prefixes, clients, suffixes)
     counted = (counts.member & counts.flag(counting)).nonzero()[0]

@@ -105,7 +105,7 @@ def extracted(table: pd.DataFrame) -> str:
 
 
 def settling(table: pd.DataFrame) -> str:
-    """Whether the estimate still moves with more suffixes. table: `sample_size.settle`."""
+    """Whether the estimate still moves with more suffixes. table: `sample_size.ratio_by_sample_size`."""
     rows = table[table["metric"] == "mr_total"].set_index(["fewer", "share"])["value"]
     half, full = rows["suffixes", 0.5], rows["suffixes", 1.0]
     if pd.isna(full):

@@ -29,10 +29,10 @@ def add_commands(commands) -> None:
 def audit(options: argparse.Namespace) -> int:
     """Executes the audit's notebooks, one path from partition to report, and prints what the report says first."""
     from fedmem.study.audit import (
-        study_of,  # torch and transformers take seconds to import, which no other command needs
+        audit_study,  # torch and transformers take seconds to import, which no other command needs
     )
 
-    made = study_of(
+    made = audit_study(
         options.model, options.client, options.heldout, options.name, overrides_of(options), options.plain_text
     )
     print(made.note)

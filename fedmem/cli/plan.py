@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from fedmem.cli.plan_table import show
+from fedmem.cli.plan_table import plan_lines
 from fedmem.cli.run import load_plan, study_command, whole_number
 
 
@@ -16,6 +16,6 @@ def add_commands(commands) -> None:
 
 def show_plan(options: argparse.Namespace) -> int:
     """Prints a study's stages, what they will take, and what would stop them; exit code 1 when something would."""
-    lines, problems = show(load_plan(options), options.cores)
+    lines, problems = plan_lines(load_plan(options), options.cores)
     print(*lines, sep="\n")
     return 1 if problems else 0

@@ -16,7 +16,7 @@ HEADINGS_OF_PROBLEMS = {
 }
 
 
-def show(plan: Plan, cores: int = 1) -> tuple[list[str], list[Problem]]:
+def plan_lines(plan: Plan, cores: int = 1) -> tuple[list[str], list[Problem]]:
     """(lines to print, problems found). cores: stages at once, for the hours; GPUs are this machine's, one at least."""
     jobs = list(plan.study.jobs.values())
     found = estimates.estimate_study(plan.study)
@@ -60,7 +60,7 @@ def _totals(plan: Plan, found: Mapping[str, Estimate], cores: int) -> Iterator[s
     if not to_do:
         return
     devices = max(1, len(gpus.visible()))
-    hours = estimates.hours(to_do, found, cores, devices)
+    hours = estimates.least_hours(to_do, found, cores, devices)
     with_gpu = [found[job.id].gpu_mb for job in to_do if found[job.id].gpu]
     at_once = f"{cores} at once" + f" on {devices} GPU" * bool(with_gpu)
     memory = size(max(found[job.id].mem_mb for job in to_do))

@@ -10,7 +10,7 @@ from fedmem.corpus.columns import CorpusError
 from fedmem.results.stage import StageError
 from fedmem.results.studies import open_study
 from fedmem.study.plan import report_job
-from fedmem.study.runner import only_runner, session
+from fedmem.study.runner import results_lock, run_session
 
 
 def add_commands(commands) -> None:
@@ -32,8 +32,8 @@ def rebuild_report(options: argparse.Namespace) -> int:
     if not analyses:
         raise StageError(f"{description['name']}: none of its runs is finished, so there is nothing to report")
     name = description["name"]
-    with only_runner(name) as lock:
-        code = session([report_job(name)], options, lock)
+    with results_lock(name) as lock:
+        code = run_session([report_job(name)], options, lock)
     return code or print_result(name)
 
 

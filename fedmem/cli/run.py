@@ -15,7 +15,7 @@ from fedmem.study import estimates, preflight
 from fedmem.study.estimates import Estimate
 from fedmem.study.loading import load_study
 from fedmem.study.plan import Plan, make_plan, report_job, session_jobs, write_description
-from fedmem.study.runner import arguments_of, only_runner, session
+from fedmem.study.runner import arguments_of, results_lock, run_session
 
 SHOWN_FIGURES = ("mr_intra", "mr_inter", "mr_total", "control_total")  # of runs.csv, in the table after a run
 
@@ -90,7 +90,7 @@ def execute(plan: Plan, options: argparse.Namespace) -> int:
     arguments_of(options)  # a profile that cannot be read is told before anything is written
     found = estimates.estimate_study(plan.study)
     _refuse_or_warn(plan, found)
-    with only_runner(plan.study.name, options.wait) as lock:
+    with results_lock(plan.study.name, options.wait) as lock:
         if options.wait:
             plan = make_plan(plan.study, plan.keep_stale)  # whom we waited for may have done some of it
             if not plan.report_to_do:
@@ -98,9 +98,9 @@ def execute(plan: Plan, options: argparse.Namespace) -> int:
         write_description(plan.study)
         at_once = f"{options.cores} at once" if options.cores else f"by {options.profile or 'all processors'}"
         print(f"{plan.study.name}: {len(plan.to_do)} of {len(plan.states)} stages to do, {at_once}", flush=True)
-        code = session(session_jobs(plan, found), options, lock)
+        code = run_session(session_jobs(plan, found), options, lock)
         if code and any((r.jobs["analyze"].folder / MANIFEST).is_file() for r in plan.study.runs):
-            session([report_job(plan.study.name)], options, lock)
+            run_session([report_job(plan.study.name)], options, lock)
     return print_result(plan.study.name) or code
 
 
@@ -112,7 +112,7 @@ def _nothing_to_do(plan: Plan) -> int:
 def _refuse_or_warn(plan: Plan, found: Mapping[str, Estimate]) -> None:
     """Before hours of training: ConfigError for what is certain to stop the study; what only may, is said."""
     said = preflight.find_problems(plan, found)
-    preflight.refuse(said)
+    preflight.raise_certain(said)
     for problem in said:
         print(f"fedmem: {problem}", file=sys.stderr)
 

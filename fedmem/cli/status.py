@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmem.cli.run import load_plan, study_command
-from fedmem.study.execute import failed_copy, failure
-from fedmem.study.runner import Progress, live
+from fedmem.study.execute import failed_copy, failure_message
+from fedmem.study.runner import Progress, current_session
 
 
 def add_commands(commands) -> None:
@@ -20,7 +20,7 @@ def show_status(options: argparse.Namespace) -> int:
     plan = load_plan(options)
     failed = 0
     for one in plan.study.runs:
-        faults = {stage: error for stage, job in one.jobs.items() if (error := failure(job.folder))}
+        faults = {stage: error for stage, job in one.jobs.items() if (error := failure_message(job.folder))}
         done = sum(plan.states[job.id] == "finished" for job in one.jobs.values())
         state = "finished" if done == len(one.jobs) else f"{done} of {len(one.jobs)} stages finished"
         state = "failed" if faults else state
@@ -29,7 +29,7 @@ def show_status(options: argparse.Namespace) -> int:
             print(f"  {stage}: {error}\n  executed copy: {failed_copy(one.jobs[stage].folder)}")
         failed += bool(faults)
     print(f"report: {plan.report}")
-    _print_session(live())
+    _print_session(current_session())
     return 1 if failed else 0
 
 

@@ -118,7 +118,7 @@ def mapped(records: Iterable[Record], columns: Mapping[str, Column | None], para
     place = ""
     for number, (place, row) in enumerate(records, 1):
         if not isinstance(row, Mapping):
-            raise CorpusError(f"{place}: holds {kind(row)}, not an object with the keys {', '.join(SCHEMA)}")
+            raise CorpusError(f"{place}: holds {kind_of_value(row)}, not an object with the keys {', '.join(SCHEMA)}")
         values = {key: None if column is None else column.value(row) for key, column in columns.items()}
         if unseen:
             found.update(dict.fromkeys(row))
@@ -173,7 +173,7 @@ def _string(value: object, key: str, place: str, column: Column | None) -> str:
     own = str(column) if column is not None and column.parts else key
     name = repr(key) if own == key else f"{key!r} (column {own!r})"
     if not isinstance(value, str):
-        raise CorpusError(f"{place}: {name} is {kind(value)}; expected a string ({SCHEMA[key]})")
+        raise CorpusError(f"{place}: {name} is {kind_of_value(value)}; expected a string ({SCHEMA[key]})")
     if key in NEVER_EMPTY and not value.strip():
         raise CorpusError(f"{place}: {name} is empty; expected a string ({SCHEMA[key]})")
     try:
@@ -185,7 +185,7 @@ def _string(value: object, key: str, place: str, column: Column | None) -> str:
     return value
 
 
-def kind(value: object) -> str:
+def kind_of_value(value: object) -> str:
     """What a value is, in words that repeat nothing of it."""
     names = {type(None): "null", bool: "a boolean", dict: "an object", list: "a list", str: "a string"}
     names |= {int: "a number", float: "a number", bytes: "bytes"}

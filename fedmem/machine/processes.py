@@ -3,7 +3,7 @@
 import os
 
 
-def runs_here(pid: int) -> bool:
+def process_is_alive(pid: int) -> bool:
     """Whether a process of this id lives on this machine."""
     try:
         os.kill(pid, 0)

@@ -68,7 +68,7 @@ def read_config(name: str) -> dict[str, Any] | None:
         raise ConfigError(f"model {name!r}: {error}") from None
 
 
-def flaw(folder: Path) -> str:
+def why_unloadable(folder: Path) -> str:
     """Why the model in a folder cannot be loaded, as far as its files tell without loading it; empty: nothing is seen.
 
     Read are config.json and the headers of the weights.

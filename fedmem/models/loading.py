@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from fedmem.config.parameter import ConfigError
-from fedmem.models.config_files import TOKENIZER_FILES, ModelError, flaw, model_folder
+from fedmem.models.config_files import TOKENIZER_FILES, ModelError, model_folder, why_unloadable
 from fedmem.models.presets.recipes import PRESETS, digest
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def location(name: str) -> str:
+def model_location(name: str) -> str:
     """Return where a model lies: a preset's folder, a folder, or a hub id (`owner/name`) as it is.
 
     A preset that does not ship with the package is made now, unless it is kept under results already. Raises ModelError
@@ -32,7 +32,7 @@ def location(name: str) -> str:
     if folder is None and name in PRESETS:
         from fedmem.models.presets import cache  # it makes models with this module
 
-        return str(cache.ready(name)) if digest(name) else cache.reachable(name)
+        return str(cache.get_or_build(name)) if digest(name) else cache.hub_id_if_reachable(name)
     return name if folder is None else str(_complete_folder(name, folder))
 
 
@@ -54,7 +54,7 @@ def load_model(
     target, dtype = _device(device), _dtype(precision)
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is None or (folder / "config.json").is_file():
-        weights = location(name) if folder is None else str(folder)
+        weights = model_location(name) if folder is None else str(folder)
         model = _pretrained(name, weights, dtype)
         has_tokenizer = any((Path(weights) / file).is_file() for file in TOKENIZER_FILES)
         return model.to(target).eval(), load_tokenizer(weights if has_tokenizer else name)
@@ -65,7 +65,7 @@ def load_model(
         )
     from fedmem.models import adapters  # which imports this module
 
-    model = adapters.put_on(_pretrained(name, location(name), torch.float32 if merge else dtype), folder)
+    model = adapters.put_on(_pretrained(name, model_location(name), torch.float32 if merge else dtype), folder)
     if merge:
         model = adapters.cast(adapters.merge(model), dtype)
     return model.to(target), load_tokenizer(name)
@@ -92,7 +92,7 @@ def load_tokenizer(name: str):
 
     The vocabulary never grows, so the model's embeddings fit as they are. Decoding never edits spaces.
     """
-    where = location(name)
+    where = model_location(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, use_fast=True, trust_remote_code=False)
     except Exception as error:  # tokenizers raises that very class for some files, and KeyError for others
@@ -110,7 +110,7 @@ def load_tokenizer(name: str):
 
 
 def _complete_folder(name: str, folder: Path) -> Path:
-    if said := flaw(folder):
+    if said := why_unloadable(folder):
         raise ModelError(f"model {name!r}: cannot be loaded: {said}")
     return folder
 

@@ -95,11 +95,12 @@ def assign(
 
 
 def add_heldout(
-    hands: pd.DataFrame, texts: pd.DataFrame, n_clients: int, seed: int, one_each: bool = False
+    dealt_rows: pd.DataFrame, texts: pd.DataFrame, n_clients: int, seed: int, one_each: bool = False
 ) -> pd.DataFrame:
-    """Return `hands` and, below, `texts` that were never trained on, with the column `heldout`: which are which.
+    """Return `dealt_rows` and, below, `texts` that were never trained on, with the column `heldout`: which are which.
 
-    hands: the table of `assign`; texts: a corpus of its own, whose ids get "heldout/" before them. `one_each`: client j
+    dealt_rows: the table of `assign`; texts: a corpus of its own, whose ids get "heldout/" before them. `one_each`:
+    client j
     gets the texts of the j-th group as they come (a file a client); otherwise all are dealt at random in equal numbers.
     Raises PartitionError when a client gets none.
     """
@@ -112,13 +113,13 @@ def add_heldout(
         raise PartitionError(
             f"client {lacking[0]} gets none of the {len(pack)} held-out rows of heldout_path: give every client one"
         )
-    return pd.concat([hands.assign(heldout=False), pack[pack["client"] < n_clients]], ignore_index=True)
+    return pd.concat([dealt_rows.assign(heldout=False), pack[pack["client"] < n_clients]], ignore_index=True)
 
 
-def split(hands: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
+def split(dealt_rows: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
     """Return the table `rows`: every client's first rows are held out, the next are for testing, the next for training.
 
-    `hands`: the table of `assign`, or what is left of it; rows that `add_heldout` marks are held out, whatever the
+    `dealt_rows`: the table of `assign`, or what is left of it; rows that `add_heldout` marks are held out, whatever the
     quotas say, which divide the others. With counts each client gets exactly those rows, and others
     are left over: where a split ends inside a unit, the unit's further rows are. With shares a split ends with its
     unit, and no row is left over if the shares' sum is 1.
@@ -127,14 +128,14 @@ def split(hands: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
     by client, then split. Raises PartitionError when a client has too few rows.
     """
     parts = []
-    given = hands["heldout"].to_numpy(bool) if "heldout" in hands else np.zeros(len(hands), bool)
-    apart, hands = hands[given], hands[~given]
+    given = dealt_rows["heldout"].to_numpy(bool) if "heldout" in dealt_rows else np.zeros(len(dealt_rows), bool)
+    apart, dealt_rows = dealt_rows[given], dealt_rows[~given]
     for client, quota in enumerate(quotas.to_dict("records")):
-        hand = hands[hands["client"] == client]
+        hand = dealt_rows[dealt_rows["client"] == client]
         wanted = {name: quota[name] for name in SPLITS}
         places = _counts(hand, wanted) if _counted(quotas) else _shares(hand, wanted)
         if places is None:
-            raise PartitionError(_too_few(hands, quotas, client, wanted))
+            raise PartitionError(_too_few(dealt_rows, quotas, client, wanted))
         parts += [hand.iloc[slice(*places[name])].assign(split=name) for name in SPLITS]
         parts.append(apart[apart["client"] == client].assign(split="heldout"))
     return pd.concat(parts).rename(columns={"id": "row_id"})[COLUMNS].reset_index(drop=True)
@@ -203,9 +204,9 @@ def _ordered(pack: pd.DataFrame, names: np.ndarray, clients: np.ndarray, n_clien
         own = np.flatnonzero(clients == client)
         rank[own[np.random.default_rng([seed, client]).permutation(len(own))]] = np.arange(len(own))
     of_row = pd.Index(names).get_indexer(pack["unit"])
-    hands = pack.assign(client=clients[of_row], rank=rank[of_row])
-    hands = hands[hands["client"] != NOBODY].sort_values(["client", "rank"], kind="stable")
-    return hands.drop(columns="rank").reset_index(drop=True)
+    dealt_rows = pack.assign(client=clients[of_row], rank=rank[of_row])
+    dealt_rows = dealt_rows[dealt_rows["client"] != NOBODY].sort_values(["client", "rank"], kind="stable")
+    return dealt_rows.drop(columns="rank").reset_index(drop=True)
 
 
 def _begins(hand: pd.DataFrame) -> np.ndarray:
@@ -246,8 +247,8 @@ def _shares(hand: pd.DataFrame, wanted: Mapping[str, float]) -> dict[str, tuple[
     return places
 
 
-def _too_few(hands: pd.DataFrame, quotas: pd.DataFrame, client: int, wanted: Mapping[str, float]) -> str:
-    hand = hands[hands["client"] == client]
+def _too_few(dealt_rows: pd.DataFrame, quotas: pd.DataFrame, client: int, wanted: Mapping[str, float]) -> str:
+    hand = dealt_rows[dealt_rows["client"] == client]
     own = sorted(hand["group"].unique())
     whose = f"client {client} (group {own[0]!r})" if len(own) == 1 and own[0] else f"client {client}"
     parts = " + ".join(f"{name} {count:g}" for name, count in wanted.items())
@@ -257,9 +258,9 @@ def _too_few(hands: pd.DataFrame, quotas: pd.DataFrame, client: int, wanted: Map
             "lower n_clients, or raise the shares"
         )
     needed = sum(wanted.values())
-    able = int((hands.groupby("client").size() >= needed).sum())
+    able = int((dealt_rows.groupby("client").size() >= needed).sum())
     return (
         f"{whose} has {len(hand)} rows and needs {needed} ({parts}); {able} of {len(quotas)} clients have that many: "
         "lower train_rows, test_rows or heldout_rows, lower n_clients"
-        + (", or take partitioner 'iid'" if len(hands) >= _needs(quotas)[client] * len(quotas) else "")
+        + (", or take partitioner 'iid'" if len(dealt_rows) >= _needs(quotas)[client] * len(quotas) else "")
     )

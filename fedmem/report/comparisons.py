@@ -128,7 +128,7 @@ def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
     What follows from another parameter (the number of the last round, μ where FedProx is compared with federated
     averaging, which has none) is no difference of its own. Of runs that are told alike the first stands for all.
     """
-    texts = told(parameters).drop_duplicates()
+    texts = comparable_parameters(parameters).drop_duplicates()
     differing = _differing(texts)
     single = np.triu(differing.sum(axis=2) == 1)
     found = [(texts.index[i], texts.index[j], texts.columns[differing[i, j]][0]) for i, j in np.argwhere(single)]
@@ -159,7 +159,7 @@ def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
 
     It has the same model, partition, prefixes, decoding and detector; what training needs may differ.
     """
-    return _reference(told(parameters), run, algorithm)
+    return _reference(comparable_parameters(parameters), run, algorithm)
 
 
 def _reference(texts: pd.DataFrame, run: str, algorithm: str) -> str | None:
@@ -175,7 +175,7 @@ def over_references(runs: dict[str, Measured], parameters: pd.DataFrame, confide
 
     reference: untrained (every part), or local (inter alone: local models did see their own client's rows).
     """
-    tables, texts = [], told(parameters)
+    tables, texts = [], comparable_parameters(parameters)
     for name, algorithm, parts in (("untrained", "none", PARTS), ("local", "local", ("inter",))):
         for run in runs:
             other = _reference(texts, run, algorithm)
@@ -193,7 +193,7 @@ def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) 
     is named by the other parameters that tell the lines apart. Runs that share theirs with no other are left out, and
     a run that is in several lines is there for each.
     """
-    texts = told(parameters)
+    texts = comparable_parameters(parameters)
     set_ = parameters.index[parameters[parameter].notna()]
     lines = [family for family in families(texts, parameter) if len(family) > 1 and set(family) & set(set_)]
     others = pd.DataFrame([_together(texts.loc[family]) for family in lines], columns=texts.columns)
@@ -209,7 +209,7 @@ def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
     values: run, metric, counting, value. Columns: run (the first of its seeds), seeds, metric, counting, mean, sd (with
     n − 1), lowest, highest. No rows where every run has one seed; of runs of one seed the first counts.
     """
-    texts = told(parameters).drop_duplicates().drop(columns=SEED, errors="ignore")
+    texts = comparable_parameters(parameters).drop_duplicates().drop(columns=SEED, errors="ignore")
     alike = texts.groupby(list(texts), sort=False).ngroup()
     first = {run: alike.index[alike == group][0] for run, group in alike.items()}
     table = values.assign(run=values["run"].map(first)).groupby(["run", "metric", "counting"], sort=False)["value"]
@@ -244,7 +244,7 @@ def _telling(texts: pd.DataFrame) -> list[str]:
     return names
 
 
-def told(parameters: pd.DataFrame) -> pd.DataFrame:
+def comparable_parameters(parameters: pd.DataFrame) -> pd.DataFrame:
     """Parameters (a row a run) as text, so that null equals null; those that change nothing are left out.
 
     One that cannot matter beside the run's others is UNUSED. A checkpoint_round that is the run's last round is "last",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedmem.config.parameter import ConfigError, StageConfig
 from fedmem.machine.paths import PACKAGE, digest_of, file_digest, results_root
-from fedmem.models.config_files import flaw, model_folder
+from fedmem.models.config_files import model_folder, why_unloadable
 from fedmem.models.presets import recipes
 
 NOTEBOOKS = {
@@ -31,7 +31,7 @@ def outside_files(config: StageConfig) -> dict[str, Path | list[Path]]:
         return {name: _existing(name, value) for name, value in given.items()}
     if config.stage == "train" and (folder := model_folder(config.model)):
         if not (folder / "config.json").is_file():  # before a large folder that is no model is read for its digest
-            raise ConfigError(f"model: {folder}: {flaw(folder)}")
+            raise ConfigError(f"model: {folder}: {why_unloadable(folder)}")
         return {"model": folder}
     if config.stage == "detect":
         named = {name: config.effective()[name] for name in ("paraphrase_model", "entity_model")}

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from fedmem.machine.processes import runs_here
+from fedmem.machine.processes import process_is_alive
 
 KEPT = ".progress"  # what is never published: the sign of life, and how far the stage has come
 
@@ -78,7 +78,7 @@ class Progress:
         return load_file(self.folder / self._arrays) if self._arrays else {}
 
 
-def take_up(target: Path, made: Mapping[str, str]) -> tuple[Path, Progress]:
+def resume_or_create(target: Path, made: Mapping[str, str]) -> tuple[Path, Progress]:
     """The hidden folder in which this process makes a stage, and how far the stage has come.
 
     target: the stage's folder. made: what the stage is made of (its identity, the code's digest). A folder that a dead
@@ -119,7 +119,7 @@ def _host() -> str:
 def _alive(folder: Path, target: Path, made: Mapping[str, str]) -> bool:
     host, _, pid = folder.name.removeprefix(f".{target.name}.").rpartition("-")
     if host == _host() and pid.isdigit():
-        return runs_here(int(pid)) and _is_the_one(folder, int(pid))
+        return process_is_alive(int(pid)) and _is_the_one(folder, int(pid))
     if not host:
         return False  # what was set aside in the moment of publishing
     with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".now-") as now:

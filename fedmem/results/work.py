@@ -18,7 +18,7 @@ from fedmem.config.parameter import StageConfig
 from fedmem.config.stages import check_together
 from fedmem.machine.paths import PACKAGE, file_digest
 from fedmem.results.identity import code_digest, identity_of, outside_digests, stage_folder
-from fedmem.results.progress import KEPT, take_up
+from fedmem.results.progress import KEPT, resume_or_create
 from fedmem.results.stage import MANIFEST, Stage, StageError, open_stage
 
 RECORDED_VERSIONS = (
@@ -54,7 +54,7 @@ class Work:
                 "before the environment's own; remove it (`jupyter kernelspec list` shows where it lies)"
             )
         self.code = code_digest(self.stage)
-        self.folder, self.progress = take_up(self.target, {"identity": self.identity, "code": self.code})
+        self.folder, self.progress = resume_or_create(self.target, {"identity": self.identity, "code": self.code})
         self.started, self._clock = datetime.now(UTC), time.perf_counter() - self.progress.seconds
 
     def path(self, name: str) -> Path:

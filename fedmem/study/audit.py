@@ -33,7 +33,7 @@ from fedmem.results.identity import outside_digests
 from fedmem.results.studies import check_study_name
 from fedmem.study import preflight
 from fedmem.study.jobs import Run, Study, jobs_of
-from fedmem.study.loading import absolute
+from fedmem.study.loading import with_absolute_paths
 
 N_PREFIXES = 1000  # of each client, at most, unless said otherwise
 MAX_TOKENS = 2048  # of a row whose perplexity is measured, or the model's context where that is shorter
@@ -48,7 +48,7 @@ FIXED = {
 }  # fmt: skip
 
 
-def study_of(
+def audit_study(
     model: str,
     clients: Sequence[str | Path],
     heldout: Sequence[str | Path] = (),
@@ -66,7 +66,7 @@ def study_of(
     Each client is probed with as many prefixes as every client has rows for, N_PREFIXES at most. Raises ConfigError
     that says what is wrong, where, and what is allowed; nothing has been executed then.
     """
-    overrides = absolute(overrides or {})
+    overrides = with_absolute_paths(overrides or {})
     for key in overrides:
         if key in FIXED:
             raise ConfigError(f"--set {key}: an audit takes it from {FIXED[key]}; allowed are all other parameters")
@@ -154,7 +154,7 @@ def _column_map(given: list[Path], encoding: str) -> dict[str, str | None]:
             raise ConfigError(f"{file}: holds no rows; expected one text a row, in a column input or {TEXT_COLUMN}")
         place, row = first
         if not isinstance(row, dict):
-            raise ConfigError(f"{place}: holds {columns.kind(row)}, not an object such as {{'input': '…'}}")
+            raise ConfigError(f"{place}: holds {columns.kind_of_value(row)}, not an object such as {{'input': '…'}}")
         if not row.keys() & {"input", TEXT_COLUMN}:
             raise ConfigError(
                 f"{place}: no column 'input' or '{TEXT_COLUMN}'; found {columns.shown_names(row)}; say which column "
@@ -195,7 +195,7 @@ def _whole(model: str) -> str:
 
 def _check_model(model: str, name: str) -> None:
     """Raise ConfigError for a model (its base, for adapters) that cannot be loaded here, before loading is tried."""
-    if said := [problem.message for problem in preflight.of_model(name)]:
+    if said := [problem.message for problem in preflight.model_problems(name)]:
         base = "" if name in (model, str(Path(model).expanduser().resolve())) else "the base of its adapters: "
         raise ConfigError(f"--model {model}: {base}{said[0]}")
 
@@ -269,16 +269,16 @@ def _rows(config: StageConfig) -> pd.DataFrame:
     """The partition that notebook 1 will make."""
     texts = load_corpus(config.corpus, config.task, **config.source)
     quotas = dealing.quotas(config.split_rows, config.n_clients, config.skew)
-    hands = dealing.assign(
+    dealt_rows = dealing.assign(
         texts, config.partitioner, quotas, config.partition_seed, unit=config.unit, client_groups=config.client_groups
     )
     if config.heldout_path:
         apart = load_corpus("file", config.task, **config.heldout_source)
         one_each = isinstance(config.heldout_path, list)
-        hands = dealing.add_heldout(hands, apart, config.n_clients, config.partition_seed, one_each)
+        dealt_rows = dealing.add_heldout(dealt_rows, apart, config.n_clients, config.partition_seed, one_each)
     if config.duplicates == "drop":
-        hands = duplicates.find(hands, config.near_duplicate).drop(hands)
-    return dealing.split(hands, quotas)
+        dealt_rows = duplicates.find(dealt_rows, config.near_duplicate).drop(dealt_rows)
+    return dealing.split(dealt_rows, quotas)
 
 
 def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: bool) -> tuple[int, str]:

@@ -57,7 +57,7 @@ class Estimate:
     source: str = "rule"
 
 
-def rule(configs: Mapping[str, StageConfig], stage: str, gpu: int = 0) -> Estimate:
+def estimate_by_rule(configs: Mapping[str, StageConfig], stage: str, gpu: int = 0) -> Estimate:
     """What a stage takes by the rule. configs: of the stage and its ancestors, by stage; gpu: GPUs that it has."""
     seconds, mem_mb, gpu_mb, disk_mb = RULES[stage](configs, gpu)
     host = START_MB[stage] + mem_mb
@@ -165,7 +165,7 @@ def _tokens(partition: StageConfig) -> float:
     return TEXT_TOKENS[partition.task]
 
 
-def building(model: str) -> float:
+def build_seconds(model: str) -> float:
     """Seconds to make a preset that is made on first use and is not there yet."""
     recipe, kept = RECIPES.get(model), results_root() / "models" / model / MANIFEST
     if recipe is None or shipped(model) or kept.is_file():
@@ -212,7 +212,7 @@ def _measured(stage: Stage) -> tuple[Estimate, Estimate] | None:
     except (ValueError, StageError):
         return None
     manifest = stage.manifest
-    said = rule(configs, stage.name, int(manifest.get("device", "cpu").startswith("cuda")))
+    said = estimate_by_rule(configs, stage.name, int(manifest.get("device", "cpu").startswith("cuda")))
     took = replace(
         said,
         seconds=START_SECONDS[stage.name] + manifest["seconds"],
@@ -229,9 +229,9 @@ def _measured(stage: Stage) -> tuple[Estimate, Estimate] | None:
 def estimate(job: Job, stated: Mapping[str, int] | None = None, past: Past | None = None) -> Estimate:
     """What a job will take. stated: resources that files state for it (gpu decides here where it computes)."""
     configs = job.configs
-    guess = rule(configs, job.stage, (stated or {}).get("gpu", _wants_gpu(job, configs)))
+    guess = estimate_by_rule(configs, job.stage, (stated or {}).get("gpu", _wants_gpu(job, configs)))
     nearest = past.nearest(job.stage, guess) if past else None
-    first = building(configs["train"].model) if job.stage == "train" else 0
+    first = build_seconds(configs["train"].model) if job.stage == "train" else 0
     if nearest is None:
         return replace(guess, seconds=guess.seconds + first)
     said, took = nearest
@@ -251,7 +251,7 @@ def _wants_gpu(job: Job, configs: Mapping[str, StageConfig]) -> int:
     return int(size.parameters >= LARGE and bool(gpus.visible()))
 
 
-def asked(study: Study) -> dict[str, dict[str, int]]:
+def stated_resources(study: Study) -> dict[str, dict[str, int]]:
     """Resources that the study's files state, by job; of runs that share a job, the largest."""
     found: dict[str, dict[str, int]] = {}
     for run in study.runs:
@@ -281,7 +281,7 @@ def report_estimate(n_runs: int) -> Estimate:
     return Estimate(20 + 1.0 * n_runs, 800 + 2.0 * n_runs, 0, 3 + 0.2 * n_runs, 0)
 
 
-def hours(jobs: list[Job], found: Mapping[str, Estimate], cores: int, devices: int) -> float:
+def least_hours(jobs: list[Job], found: Mapping[str, Estimate], cores: int, devices: int) -> float:
     """Hours that jobs take at the least: the longest path, or all seconds over all cores, or GPU seconds over GPUs."""
     longest: dict[str, float] = {}
     for job in jobs:
@@ -293,5 +293,5 @@ def hours(jobs: list[Job], found: Mapping[str, Estimate], cores: int, devices: i
 
 def estimate_study(study: Study) -> dict[str, Estimate]:
     """Estimates of a study's jobs, by id."""
-    stated, past = asked(study), Past()
+    stated, past = stated_resources(study), Past()
     return {job.id: estimate(job, stated.get(job.id), past) for job in study.jobs.values()}

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedmem.display.html_page import to_html
 from fedmem.machine.idle_imports import without
-from fedmem.machine.processes import runs_here
+from fedmem.machine.processes import process_is_alive
 from fedmem.results.identity import notebook_file
 from fedmem.results.stage import MANIFEST, StageError, open_stage
 from fedmem.study.gpus import hold
@@ -142,7 +142,7 @@ def failed_copy(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.failed.ipynb")
 
 
-def failure(folder: Path) -> str | None:
+def failure_message(folder: Path) -> str | None:
     """The error of a stage's last, failed execution; None when there is none."""
     record = folder.with_name(f"{folder.name}.failed.json")
     return json.loads(record.read_text(encoding="utf-8"))["error"] if record.is_file() else None
@@ -191,7 +191,7 @@ def main() -> int:
 
 def _end_with(runner: int) -> None:
     """Ends this process, and so its kernel, as soon as the runner is gone."""
-    while runs_here(runner):
+    while process_is_alive(runner):
         time.sleep(1)
     os._exit(1)
 

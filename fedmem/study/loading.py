@@ -50,7 +50,7 @@ class Point:
     resources: dict[str, dict[str, int]]
 
 
-def points(
+def study_points(
     path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...] = ()
 ) -> tuple[dict[str, Any], list[Point]]:
     """(content of the study's file, its Points): those of included studies, then one for each point of its grid."""
@@ -61,7 +61,7 @@ def points(
     _check_shape(path, content)
     found: list[Point] = []
     for included in content.get("include", []):
-        _, more = points(path.parent / f"{included}.yaml", base, overrides, (*seen, place))
+        _, more = study_points(path.parent / f"{included}.yaml", base, overrides, (*seen, place))
         found += [replace(one, name=f"{included}/{one.name}") for one in more]
     if RUNS & content.keys() or not found:
         found += _grid_points(path, content, base or content.get("base"), overrides)
@@ -142,7 +142,7 @@ def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[st
         if alias is not None:
             merged["model"] = alias["model"] if isinstance(alias, dict) else alias
         words = [_word(k, v) for k, v in point.items()] + [name] * bool(name)
-        yield Point("-".join(words) or path.stem, absolute(merged), origin, resources)
+        yield Point("-".join(words) or path.stem, with_absolute_paths(merged), origin, resources)
 
 
 def _last(layers: list[tuple[Any, dict[str, Any]]], name: str) -> str | None:
@@ -151,7 +151,7 @@ def _last(layers: list[tuple[Any, dict[str, Any]]], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def absolute(values: dict[str, Any]) -> dict[str, Any]:
+def with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
     """Paths as seen from here made absolute: notebooks run in a folder of their own."""
     return values | {name: _absolute_path(values[name]) for name in PATHS & values.keys()}
 
@@ -214,7 +214,7 @@ def load_study(
     if path.name == DESCRIPTION:
         content, found_points = _described(path, base, overrides or {})
     else:
-        content, found_points = points(path, base, overrides or {})
+        content, found_points = study_points(path, base, overrides or {})
     name = name or content.get("name", path.stem)
     check_study_name(name, f"{path}: name of a study")
     faults, found, known = [], {}, {}
@@ -247,5 +247,5 @@ def _described(path: Path, base: str | None, overrides: dict[str, Any]) -> tuple
     found = []
     for run, parameters, asked in described:
         origin = dict.fromkeys(parameters, f"{path}: {run}") | dict.fromkeys(overrides, "--set")
-        found.append(Point(run, absolute(parameters | overrides), origin, asked))
+        found.append(Point(run, with_absolute_paths(parameters | overrides), origin, asked))
     return content, found

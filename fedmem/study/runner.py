@@ -42,7 +42,7 @@ LEAST_MB = 2000  # of a submitted job: Snakemake, papermill and a kernel side by
 
 
 @contextlib.contextmanager
-def only_runner(study: str, wait: bool = False) -> Iterator[TextIO]:
+def results_lock(study: str, wait: bool = False) -> Iterator[TextIO]:
     """Holds the lock of these results; it goes with the processes that hold it, so that none is ever left behind.
 
     study: whose session this is, for those who look. wait: until another runner has ended; StageError otherwise.
@@ -58,11 +58,11 @@ def only_runner(study: str, wait: bool = False) -> Iterator[TextIO]:
                 )
             print(f"waits for another `fedmem run` ({_holder()})", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        note(lock, study=study, host=socket.gethostname(), front=os.getpid())
+        note_in_lock(lock, study=study, host=socket.gethostname(), front=os.getpid())
         yield lock
 
 
-def note(lock: TextIO, **about: Any) -> None:
+def note_in_lock(lock: TextIO, **about: Any) -> None:
     """Writes into the lock who holds it."""
     lock.seek(0)
     text = lock.read()
@@ -71,7 +71,7 @@ def note(lock: TextIO, **about: Any) -> None:
     lock.flush()
 
 
-def live() -> dict[str, Any] | None:
+def current_session() -> dict[str, Any] | None:
     """What the holder of the lock wrote into it (study, host, front, runner, session); None when nothing runs."""
     with contextlib.suppress(FileNotFoundError), _lock_path().open() as lock:
         try:
@@ -97,7 +97,7 @@ def _locked(lock: TextIO) -> bool:
 
 
 def _holder() -> str:
-    about = live() or {}
+    about = current_session() or {}
     processes = " and ".join(str(about[name]) for name in ("front", "runner") if name in about)
     return f"study {about.get('study')}, processes {processes} on {about.get('host')}"
 
@@ -134,7 +134,7 @@ def _gave_up(name: str, marked: dict[str, Path]) -> bool:
     return f"{name}.failed" in marked or bool(died and died.stat().st_mtime >= started.stat().st_mtime)
 
 
-def session(jobs: list[dict], options: argparse.Namespace, lock: TextIO) -> int:
+def run_session(jobs: list[dict], options: argparse.Namespace, lock: TextIO) -> int:
     """One Snakemake invocation over these jobs, in a folder of its own; shows progress, prints failures.
 
     options: cores (None: all, or as many as the profile says), retries, profile, snakemake (more arguments).
@@ -160,7 +160,7 @@ def session(jobs: list[dict], options: argparse.Namespace, lock: TextIO) -> int:
             start_new_session=True,  # a group of its own, so that an interrupt reaches all of it, and once
             preexec_fn=_hears_interrupts,
         )
-        note(lock, runner=process.pid, session=str(folder))
+        note_in_lock(lock, runner=process.pid, session=str(folder))
         try:
             _follow(process, folder)
         except KeyboardInterrupt:

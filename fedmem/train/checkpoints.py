@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from fedmem.config.vocabulary import POOLED
 from fedmem.train.history import History
 from fedmem.train.in_process_grid import Array, ArrayRecord, FederatedError, MetricRecord, strategies
-from fedmem.train.local_trainer import trained
-from fedmem.train.local_training import calm, evaluate_loss
+from fedmem.train.local_trainer import trained_parameters
+from fedmem.train.local_training import evaluate_loss, quiet_libraries
 from fedmem.train.weights import set_arrays
 
 
@@ -165,10 +165,10 @@ class Checkpoints:
         Raises FederatedError if the model is not finite or cannot be written; earlier rounds stay as they are.
         """
         begun = time.perf_counter()
-        wrong = [name for name, p in trained(self.model).items() if not torch.isfinite(p).all()]
+        wrong = [name for name, p in trained_parameters(self.model).items() if not torch.isfinite(p).all()]
         if wrong:
             raise FederatedError(f"round {server_round}: weights not finite: {', '.join(wrong[:5])}. Nothing is saved.")
-        with calm(self.config.torch_threads):
+        with quiet_libraries(self.config.torch_threads):
             self._write(self.path(server_round))
             losses = {client: self._measure(server_round, client) for client in sorted(self.test_sets)}
         self.history.add_seconds(server_round, POOLED, "checkpoint", time.perf_counter() - begun)
@@ -178,7 +178,7 @@ class Checkpoints:
             raise self._unwritten(self.path(server_round), error) from error
         return losses
 
-    def take_up(self, server_round: int) -> None:
+    def resume(self, server_round: int) -> None:
         """Load the last round of an interrupted run.
 
         Where it cannot be read (after a power loss), that run is forgotten, and FederatedError says so: the next one
@@ -196,7 +196,7 @@ class Checkpoints:
     def load(self, server_round: int) -> None:
         """Put a round's saved weights into the model, bit for bit as they were saved."""
         folder = self.path(server_round)
-        with calm():
+        with quiet_libraries():
             if self.adapted:
                 from peft import set_peft_model_state_dict
 
@@ -206,7 +206,7 @@ class Checkpoints:
                 return
             saved = dict(type(self.model).from_pretrained(folder, dtype=torch.float32).named_parameters())
         with torch.no_grad():
-            for name, parameter in trained(self.model).items():
+            for name, parameter in trained_parameters(self.model).items():
                 parameter.copy_(saved[name])
 
     def _write(self, target: Path) -> None:

@@ -22,7 +22,7 @@ from fedmem.models.config_files import context_tokens
 from fedmem.models.decoding import Decoding
 from fedmem.models.examples import encode, render
 from fedmem.models.text_generation import Written, write
-from fedmem.train.local_training import calm, evaluate_loss
+from fedmem.train.local_training import evaluate_loss, quiet_libraries
 from fedmem.train.utility import UTILITY
 
 SPLITS = ("train", "test", "heldout")
@@ -38,12 +38,13 @@ def measure(
     max_tokens, torch_threads. task: summarization, dialog, qa or classification. server_round: noted as it is, 0 being
     the model before training. clients: whose rows; None is everybody (where each client has a model of its own, call
     this for each). Nothing is drawn at random, the model is left as it was, and a client's figures do not depend on
-    who else is measured (but for two tokens that are equal to a float's rounding). `utility.weighted` adds the mean.
+    who else is measured (but for two tokens that are equal to a float's rounding). `utility.with_weighted_means` adds
+    the mean.
     """
     clients = sorted(rows["client"].unique()) if clients is None else clients
     trained_on = set(rows.loc[rows["split"] == "train", "input"])
     usable = rows[(rows["split"] == "train") | ~rows["input"].isin(trained_on)]
-    with calm(config.torch_threads):
+    with quiet_libraries(config.torch_threads):
         lines = _utility(model, tokenizer, rows, usable, config, task, clients)
         lines += [
             (client, "perplexity", split, *_perplexity(model, tokenizer, _of(usable, client, split), config))
@@ -53,7 +54,7 @@ def measure(
     return pd.DataFrame([(server_round, *line) for line in lines], columns=UTILITY)
 
 
-def prompt(tokenizer, row, most: int) -> tuple[list[int], bool] | None:
+def answer_prompt(tokenizer, row, most: int) -> tuple[list[int], bool] | None:
     """The ids up to the assistant's turn, as training saw them, and whether the end of the input was cut off.
 
     At most `most` ids: the template and the instruction stay, the input loses its last tokens. None where that would
@@ -84,7 +85,7 @@ def answer_scores(task: str, answers: Sequence[str], outputs: Sequence[str], lab
         return {"rouge_l": float(np.mean(scores)) if scores else math.nan}
     if not answers:
         return {"accuracy": math.nan, "macro_f1": math.nan}
-    given, true = [label(answer) for answer in answers], [label(output) for output in outputs]
+    given, true = [class_label(answer) for answer in answers], [class_label(output) for output in outputs]
     known = sorted({*labels, *true})
     f1 = f1_score(true, given, labels=known, average="macro", zero_division=np.nan)
     return {"accuracy": float(accuracy_score(true, given)), "macro_f1": float(f1)}
@@ -98,7 +99,7 @@ def rouge_l(answer: str, output: str) -> float:
     return _ROUGE.score(output, answer)["rougeL"].fmeasure
 
 
-def label(text: str) -> str:
+def class_label(text: str) -> str:
     """A class as answers and outputs are compared: the first line, without white space around it, in lower case."""
     lines = text.strip().splitlines()
     return lines[0].strip().lower() if lines else ""
@@ -109,13 +110,13 @@ _ROUGE = RougeScorer(["rougeL"], use_stemmer=True)
 
 def _utility(model, tokenizer, rows, usable, config, task: str, clients: Sequence[int]) -> list[tuple]:
     """The lines of every client's test rows; all clients' prompts are answered in the same batches."""
-    labels = {label(output) for output in rows.loc[rows["split"] == "train", "output"]}
+    labels = {class_label(output) for output in rows.loc[rows["split"] == "train", "output"]}
     context = context_tokens(model.config)
     most = config.max_tokens if context is None else min(config.max_tokens, context - config.utility_tokens)
     answerable = usable[usable["output"].str.strip() != ""]
     asked = [_first(_of(answerable, client, "test"), config.utility_rows) for client in clients]
     asked = pd.concat(asked, ignore_index=True) if asked else answerable.iloc[:0]
-    prompts = [prompt(tokenizer, row, most) for row in asked.to_dict("records")]
+    prompts = [answer_prompt(tokenizer, row, most) for row in asked.to_dict("records")]
     fits = [place for place, one in enumerate(prompts) if one is not None]
     answers = _answers(model, tokenizer, [prompts[place][0] for place in fits], config.utility_tokens)
     given = asked.iloc[fits].assign(

@@ -31,7 +31,7 @@ from fedmem.train.in_process_grid import (
     ServerApp,
     clipping,
 )
-from fedmem.train.local_training import LocalResult, calm, derive_seed, steps_per_round, train_locally
+from fedmem.train.local_training import LocalResult, derive_seed, quiet_libraries, steps_per_round, train_locally
 from fedmem.train.weights import drift, get_arrays, set_arrays
 
 
@@ -154,7 +154,7 @@ def serve_rounds(grid: Grid, config, strategy, initial_arrays: ArrayRecord, chec
     """
     made, arrays = checkpoints.done, initial_arrays
     if made is not None:
-        checkpoints.take_up(made)
+        checkpoints.resume(made)
         arrays = get_arrays(checkpoints.model)
         restore_state(strategy, checkpoints.history.kept_arrays())
     done = made or 0
@@ -168,7 +168,7 @@ def serve_rounds(grid: Grid, config, strategy, initial_arrays: ArrayRecord, chec
         state = state_of(strategy) if 0 < server_round < config.rounds else None
         return checkpoints.evaluate_fn(server_round, arrays, state)
 
-    with calm(config.torch_threads):
+    with quiet_libraries(config.torch_threads):
         FromRound(strategy, done).start(
             grid=grid,
             initial_arrays=arrays,

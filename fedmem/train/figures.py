@@ -65,7 +65,8 @@ def learning_curves(curves: pd.DataFrame) -> Figure:
 def perplexity(table: pd.DataFrame) -> Figure:
     """How well rows of each split are predicted before (open marks) and after training (filled), on a log scale.
 
-    table: the table of `utility.weighted`; its first and its last round are drawn, the clients' mean at the right. The
+    table: the table of `utility.with_weighted_means`; its first and its last round are drawn, the clients' mean at the
+    right. The
     factor below each is held-out ÷ training rows after the last round: above 1, the model knows what it saw.
     """
     table = table[table["metric"] == "perplexity"]
@@ -95,7 +96,8 @@ def perplexity(table: pd.DataFrame) -> Figure:
 def utility(table: pd.DataFrame) -> Figure:
     """Utility of each client's test rows before (open marks) and after training (filled), with the rows behind it.
 
-    table: the table of `utility.weighted`; its first and its last round are drawn, the clients' mean at the right.
+    table: the table of `utility.with_weighted_means`; its first and its last round are drawn, the clients' mean at the
+    right.
     """
     table = table[table["metric"].isin(list(UTILITY_WORDS))]
     metrics, columns = list(dict.fromkeys(table["metric"])), _columns(table)

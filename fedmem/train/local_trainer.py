@@ -35,7 +35,7 @@ class Step:
     learning_rate: float
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training changes, by name; a tied one appears once, under its first name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -70,7 +70,7 @@ class LocalTrainer(Trainer):
         self.rates = rates
         self.course: list[Step] = []
         self.proximal_mu = proximal_mu
-        self.parameters = trained(self.model)
+        self.parameters = trained_parameters(self.model)
         # Cloned now, while the model still holds the weights it was given: an alias would move with them.
         self.anchor = {name: p.detach().clone() for name, p in self.parameters.items()} if proximal_mu else {}
 
@@ -125,7 +125,7 @@ class LocalTrainer(Trainer):
             self.model.disable_input_require_grads()
 
 
-def arguments(model, config, steps: int, seed: int, folder: str) -> TrainingArguments:
+def training_arguments(model, config, steps: int, seed: int, folder: str) -> TrainingArguments:
     """The Trainer's settings: what `config` says, and nothing written or shown."""
     on_cpu = model.device.type == "cpu"
     arguments = TrainingArguments(

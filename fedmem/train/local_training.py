@@ -21,7 +21,14 @@ from transformers.utils import logging as transformers_logging
 
 from fedmem.models.config_files import context_tokens
 from fedmem.models.examples import IGNORED, pad_batch
-from fedmem.train.local_trainer import LocalTrainer, Step, TrainingError, arguments, n_predicted, trained
+from fedmem.train.local_trainer import (
+    LocalTrainer,
+    Step,
+    TrainingError,
+    n_predicted,
+    trained_parameters,
+    training_arguments,
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ def derive_seed(train_seed: int, server_round: int, client: int) -> int:
 
 
 @contextlib.contextmanager
-def calm(torch_threads: int | None = None) -> Iterator[None]:
+def quiet_libraries(torch_threads: int | None = None) -> Iterator[None]:
     """Inside: `torch_threads` threads for torch, no chatter from Flower and transformers. Restored on leaving.
 
     Their INFO lines (a dozen a round) and loading bars would flood a notebook; errors still come through, as
@@ -120,7 +127,7 @@ def _check(model, dataset: Sequence, rows: Sequence, config) -> None:
     """Raise TrainingError for what cannot be trained, before any step."""
     if not rows:
         raise TrainingError(f"none of the {len(dataset)} rows has a token to predict. Raise max_tokens, or add rows.")
-    if not trained(model):
+    if not trained_parameters(model):
         raise TrainingError("the model has no parameter to train: all are frozen. Unfreeze some before training.")
     context = context_tokens(model.config)
     if context is not None and config.max_tokens > context:
@@ -172,10 +179,10 @@ def train_locally(
     total_steps = total_steps or first_step + steps
     if first_step + steps > total_steps:
         raise TrainingError(f"steps {first_step} … {first_step + steps - 1} go beyond a run of {total_steps} steps.")
-    with calm(config.torch_threads), _older_objects_set_aside(), tempfile.TemporaryDirectory() as folder:
+    with quiet_libraries(config.torch_threads), _older_objects_set_aside(), tempfile.TemporaryDirectory() as folder:
         trainer = LocalTrainer(
             model=model,
-            args=arguments(model, config, steps, seed, folder),
+            args=training_arguments(model, config, steps, seed, folder),
             data_collator=pad_batch,
             train_dataset=rows,
             config=config,

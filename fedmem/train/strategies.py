@@ -15,7 +15,7 @@ import numpy as np
 from fedmem.config.parameter import closest
 from fedmem.train.history import History
 from fedmem.train.in_process_grid import Array, ArrayRecord, FederatedError, Message, MetricRecord, named, strategies
-from fedmem.train.local_training import calm, derive_seed
+from fedmem.train.local_training import derive_seed, quiet_libraries
 from fedmem.train.weights import drift, norm
 
 CLIPPING = "clipping and noise, no formal guarantee"
@@ -200,7 +200,7 @@ def make_strategy(config, clients: int | Iterable[int], history: History) -> str
         options["proximal_mu"] = config.proximal_mu
     bases = (_Demanding, _Streaming, base) if config.algorithm in OWN else (_Demanding, base)
     demanding = type(f"Demanding{base.__name__}", bases, {"__doc__": f"Flower's {base.__name__}, all clients."})
-    with calm():
+    with quiet_libraries():
         try:
             strategy = demanding(**everyone, **no_evaluation, **options)
         except ValueError as error:

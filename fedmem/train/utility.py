@@ -19,7 +19,7 @@ from fedmem.config.vocabulary import POOLED
 UTILITY = ["round", "client", "metric", "split", "value", "n", "tokens", "cut", "left_out"]
 
 
-def weighted(measured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def with_weighted_means(measured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """The measured frame with the clients' mean of every figure, as client POOLED.
 
     Weights are |D_j|, the clients' training rows in `rows`; of perplexities the logarithms are averaged, so that it is
@@ -34,7 +34,7 @@ def weighted(measured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([measured, pd.DataFrame(parts, columns=UTILITY)], ignore_index=True)
 
 
-def of_run(stage) -> dict[str, float]:
+def utility_of_run(stage) -> dict[str, float]:
     """A run's weighted figures by column name, from its train stage or any stage after it.
 
     utility_rouge_l, or utility_accuracy and utility_macro_f1 (0 … 1); perplexity_train, perplexity_test and

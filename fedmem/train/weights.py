@@ -10,13 +10,15 @@ import numpy as np
 import torch
 
 from fedmem.train.in_process_grid import Array, ArrayRecord, FederatedError
-from fedmem.train.local_trainer import trained
+from fedmem.train.local_trainer import trained_parameters
 
 
 def get_arrays(model) -> ArrayRecord:
     """The trained parameters as Flower sends them: fp32 on the host, a tied one once."""
     arrays = ArrayRecord()
-    for name, parameter in trained(model).items():  # one by one: from a GPU, all at once would be another model
+    for name, parameter in trained_parameters(
+        model
+    ).items():  # one by one: from a GPU, all at once would be another model
         arrays[name] = Array(parameter.detach().float().cpu().contiguous().numpy())
     return arrays
 
@@ -24,7 +26,7 @@ def get_arrays(model) -> ArrayRecord:
 @torch.no_grad()
 def set_arrays(model, arrays: ArrayRecord) -> None:
     """Write received weights into a model, in place, one by one. A missing, unknown or misshapen array is an error."""
-    parameters = trained(model)
+    parameters = trained_parameters(model)
     if different := set(parameters) ^ set(arrays):
         raise FederatedError(f"weights received and the model's differ in {sorted(different)}: not the same model.")
     for name, parameter in parameters.items():

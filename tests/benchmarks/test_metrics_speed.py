@@ -56,7 +56,7 @@ def test_counting_100_clients(benchmark, tables):
 
 
 def test_settling_of_100_clients(benchmark, tables):
-    settled = benchmark.pedantic(sample_size.settle, args=tables, kwargs={"draws": 3}, rounds=1)
+    settled = benchmark.pedantic(sample_size.ratio_by_sample_size, args=tables, kwargs={"draws": 3}, rounds=1)
     assert len(settled) == 2 * len(SHARES) * 3
 
 

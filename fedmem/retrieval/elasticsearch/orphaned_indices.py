@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from fedmem.machine.processes import runs_here
+from fedmem.machine.processes import process_is_alive
 from fedmem.retrieval.elasticsearch.server import Server, Vanished
 
 ALIAS = "fedmem-indices"
@@ -78,4 +78,4 @@ def _in_use(known: Mapping[str, Any]) -> bool | None:
     """Whether the process that made an index lives; None on another host, where that is not to be seen."""
     if known["host"] != socket.gethostname():
         return None
-    return runs_here(known["pid"])
+    return process_is_alive(known["pid"])

@@ -32,7 +32,7 @@ from fedmem.train.in_process_grid import (
     ServerApp,
 )
 from fedmem.train.network.client_folders import read_client, rows_digest
-from fedmem.train.network.nodes import ClientGrid, log, refuse_telemetry, roll_call
+from fedmem.train.network.nodes import ClientGrid, log, refuse_telemetry, wait_for_clients
 
 __all__ = ["client_app", "server_app"]
 
@@ -55,7 +55,7 @@ def serve(grid, context: Context) -> None:
         "code": package_digest(),
         "model": _model(config),
     }
-    nodes = roll_call(grid, expected, digests, settings["wait_seconds"])
+    nodes = wait_for_clients(grid, expected, digests, settings["wait_seconds"])
     log.info("all clients are there: %s, on nodes %s", sorted(nodes), [nodes[client] for client in sorted(nodes)])
     device = _train(ClientGrid(grid, nodes, parameters, settings["round_seconds"]), context, work, dealt)
     stage = work.publish(device=f"{device}, a federation of {len(nodes)} nodes")
@@ -72,7 +72,7 @@ def _train(grid: ClientGrid, context: Context, work: Work, dealt: Stage) -> str:
     from fedmem.train.federation import client_datasets, make_server_app
     from fedmem.train.history import History
     from fedmem.train.strategies import make_strategy
-    from fedmem.train.utility import weighted
+    from fedmem.train.utility import with_weighted_means
     from fedmem.train.weights import get_arrays  # torch, which the roll call does without
 
     config, rows, task = work.config, dealt.table("rows"), dealt.config.task
@@ -84,7 +84,7 @@ def _train(grid: ClientGrid, context: Context, work: Work, dealt: Stage) -> str:
     make_server_app(config, strategy, get_arrays(model), checkpoints)(grid, context)
     measured.append(evaluation.measure(model, tokenizer, rows, config, task, config.rounds))
     work.save_table("curves", history.curves())
-    work.save_table("utility", weighted(pd.concat(measured), rows))
+    work.save_table("utility", with_weighted_means(pd.concat(measured), rows))
     return str(model.device)
 
 

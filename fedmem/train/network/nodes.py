@@ -27,7 +27,7 @@ def refuse_telemetry() -> None:
         raise FederatedError("Flower's telemetry is on: set FLWR_TELEMETRY_ENABLED=0 before Flower's commands start.")
 
 
-def roll_call(grid: Grid, expected: Mapping, rows: Mapping[int, str], seconds: float) -> dict[int, int]:
+def wait_for_clients(grid: Grid, expected: Mapping, rows: Mapping[int, str], seconds: float) -> dict[int, int]:
     """Ask every node who it is until all clients are there: {client: node id}, clients 0 … L − 1.
 
     expected: what all nodes must answer, `code` (the package's digest), `model` (its digest, "" for a hub id) and
