@@ -1,6 +1,6 @@
-"""fedmem: how much private training text does a federated language model give back, and to whom?"""
+"""fedmem measures how much private training text a federated language model gives back, and to whom."""
 
 import warnings
 
-# An executed notebook keeps text bars; advice of tqdm to install widgets would name a path of the machine there.
+# Executed notebooks keep tqdm's text bars. Its advice to install widgets would write a local path into their output.
 warnings.filterwarnings("ignore", message="IProgress not found")

@@ -163,7 +163,7 @@ def test_held_out_rows_of_one_file_are_dealt_to_all(place, clients):
     # as many controls as members, so that neither has more chances: two of each
     assert made.runs[0].configs["generate"].n_prefixes == 2
     assert "2 prefixes of each client: client 2 has no more different held-out rows" in made.note
-    assert "The control are 8 held-out rows" in made.note
+    assert "The control is a set of 8 held-out rows" in made.note
 
 
 def test_prefixes_are_as_many_as_every_client_has_rows_for(place, clients, tmp_path):
@@ -260,18 +260,18 @@ def refusal(place, clients):
 
 def test_files_that_are_none(refusal, clients, place, tmp_path):
     assert "--client nowhere.jsonl: there is no such file" in refusal(given=[clients[0], "nowhere.jsonl"])
-    assert f"--client {place}: is a folder; allowed is a file" in refusal(given=[place])
+    assert f"--client {place}: is a folder; expected a file" in refusal(given=[place])
     (tmp_path / "empty.jsonl").write_text("\n")
     assert "empty.jsonl: holds no rows" in refusal(given=[clients[0], tmp_path / "empty.jsonl"])
     (tmp_path / "odd.pdf").write_text("x")
-    assert "odd.pdf: .pdf suffix; allowed are .jsonl" in refusal(given=[tmp_path / "odd.pdf"])
+    assert "odd.pdf: .pdf suffix; expected one of .jsonl" in refusal(given=[tmp_path / "odd.pdf"])
     broken = tmp_path / "broken.jsonl"
     broken.write_text(clients[0].read_text() + '{"text": "a very private line\n')
     words = refusal(given=[clients[1], broken])
     assert f"broken.jsonl, line {LEARNT + 1}: not JSON" in words
     assert "private" not in words
     assert "--heldout nowhere: there is no such file" in refusal(heldout=["nowhere"])
-    assert "--heldout: got 2 files; allowed is one for all clients, or one for each of 3" in refusal(
+    assert "--heldout: got 2 files; expected one for all clients, or one for each of 3" in refusal(
         heldout=[place / "apart_a.jsonl", place / "apart_b.jsonl"]
     )
 
@@ -280,12 +280,12 @@ def test_a_file_given_twice(refusal, clients, place, tmp_path):
     shutil.copy(clients[0], tmp_path / "copy.jsonl")
     assert "copy.jsonl: holds the same bytes as" in refusal(given=[*clients, tmp_path / "copy.jsonl"])
     assert "give each file once" in refusal(given=[clients[0], clients[0]])
-    assert "what a client trained on is no control" in refusal(heldout=[clients[1]])
+    assert "training texts cannot be the control" in refusal(heldout=[clients[1]])
 
 
 def test_models_that_cannot_be_asked(refusal, place, tmp_path):
     assert "there is no such folder" in refusal(model=tmp_path / "nowhere")
-    assert "model: got 'nobody'; allowed is a preset" in refusal(model="nobody")
+    assert "model: got 'nobody'; expected a preset" in refusal(model="nobody")
     (tmp_path / "hollow").mkdir()
     assert "no config.json in its folder" in refusal(model=tmp_path / "hollow")
     shutil.copytree(place / "model", tmp_path / "mute")
@@ -389,32 +389,32 @@ def test_a_context_that_is_too_short(refusal, place, tmp_path):
     words = refusal(model=short)
     assert "its context holds 100 tokens" in words
     start = int(words.split(" of the template")[0].rsplit(" ", 1)[1])
-    assert f"make {start + 30} + 100; allowed is --set max_new_tokens={70 - start} at most" in words
+    assert f"make {start + 30} + 100; expected --set max_new_tokens={70 - start} at most" in words
     assert "a lower prefix_tokens" in refusal(model=short, overrides={"prefix_tokens": 200})
 
 
 def test_texts_that_are_too_short_and_parameters_that_the_files_decide(refusal, tmp_path):
     write(tmp_path / "short.jsonl", ["one two", "three four"])
     words = refusal(given=[tmp_path / "short.jsonl"])
-    assert "client 0 has no more different rows of at least 50 tokens, so there is nothing to ask" in words
+    assert "client 0 has no more different rows of at least 50 tokens, so there is nothing to probe" in words
     assert "--set algorithm: an audit takes it from nothing" in refusal(overrides={"algorithm": "fedavg"})
     assert "--set n_clients: an audit takes it from --client" in refusal(overrides={"n_clients": 4})
     assert "unknown parameter 'prefx'" in refusal(overrides={"prefx": 3})
     words = refusal(overrides={"n_suffixes": 50})
     assert f"client 0 has {LEARNT} training rows" in words
-    assert "and 50 member suffixes were asked for" in words
+    assert "and 50 member suffixes were requested" in words
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("n_prefixes", "abc", "--set: n_prefixes: got 'abc'; allowed is a whole number ≥ 1"),
-        ("n_prefixes", None, "--set: n_prefixes: got None; allowed is a whole number ≥ 1"),
-        ("n_prefixes", 0, "--set: n_prefixes: got 0; allowed is a whole number ≥ 1"),
-        ("corpus_encoding", 5, "--set: corpus_encoding: got 5; allowed is a text"),
-        ("corpus_encoding", "utf-9", "--set: corpus_encoding: got 'utf-9'; allowed is an encoding that Python knows"),
-        ("column_map", 5, "--set: column_map: got 5; allowed is a mapping"),
-        ("max_tokens", "long", "--set: max_tokens: got 'long'; allowed is a whole number ≥ 8"),
+        ("n_prefixes", "abc", "--set: n_prefixes: got 'abc'; expected a whole number ≥ 1"),
+        ("n_prefixes", None, "--set: n_prefixes: got None; expected a whole number ≥ 1"),
+        ("n_prefixes", 0, "--set: n_prefixes: got 0; expected a whole number ≥ 1"),
+        ("corpus_encoding", 5, "--set: corpus_encoding: got 5; expected a string"),
+        ("corpus_encoding", "utf-9", "--set: corpus_encoding: got 'utf-9'; expected an encoding that Python supports"),
+        ("column_map", 5, "--set: column_map: got 5; expected a mapping"),
+        ("max_tokens", "long", "--set: max_tokens: got 'long'; expected a whole number ≥ 8"),
     ],
 )
 def test_parameters_are_checked_before_a_file_is_read(refusal, tmp_path, name, value, said):
@@ -468,10 +468,10 @@ def test_a_lists_identity_is_its_files_content_and_order(clients, tmp_path):
 def test_held_out_texts_need_no_heldout_rows():
     given = {"corpus": "file", "corpus_path": "x.jsonl", "heldout_path": ["y.jsonl"]}
     for values, words in (
-        (given, "heldout_path: got .* allowed is with corpus = file and heldout_rows = 0"),
+        (given, "heldout_path: got .* expected corpus = file and heldout_rows = 0"),
         (
             given | {"heldout_rows": 0},
-            "heldout_path: got 1 files; allowed is one file for all clients, or a list of n_c",
+            "heldout_path: got 1 files; expected one file for all clients, or a list of n_c",
         ),
         ({"heldout_path": "y.jsonl", "heldout_rows": 0}, "heldout_path: got 'y.jsonl', but corpus = synthetic"),
     ):

@@ -47,7 +47,7 @@ def test_unknown_name_gives_the_closest_known_and_where_it_stood():
             "FedYogi | Krum | MultiKrum | Bulyan | QFedAvg",
         ),
         ("local_steps", 0, "a whole number ≥ 1 or null"),
-        ("lora_targets", 3, "a text or a list"),
+        ("lora_targets", 3, "a string or a list"),
         ("strategy_options", "eta", "a mapping"),
         ("learning_rate", float("nan"), "a number > 0 and ≤ 1"),
         ("temperature", -1, "a number ≥ 0 and ≤ 100"),
@@ -56,7 +56,7 @@ def test_unknown_name_gives_the_closest_known_and_where_it_stood():
 )
 def test_wrong_values_name_the_parameter_what_it_got_and_what_is_allowed(name, value, said):
     text = message({name: value})
-    assert text == f"{name}: got {value!r}; allowed is {said}"
+    assert text == f"{name}: got {value!r}; expected {said}"
 
 
 def test_all_faults_are_told_at_once():

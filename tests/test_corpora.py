@@ -77,7 +77,7 @@ def test_byte_order_mark_and_long_fields(tmp_path):
         (line(id=True), "'id' is a boolean"),
         (line(id=""), "'id' is empty"),
         (line(), "id 'a' was used before, at "),
-        (line(id="b")[:-1] + ', "input": "other"}', "key 'input' stands there more than once"),
+        (line(id="b")[:-1] + ', "input": "other"}', "key 'input' appears more than once"),
         ('{"id": "b", "instruction": "", "input": "\\ud83d", "output": "", "group": ""}', "half a surrogate pair"),
     ],
 )  # fmt: skip
@@ -109,7 +109,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_unknown_source():
-    with pytest.raises(CorpusError, match="allowed are 'synthetic', 'file' and 'hub'"):
+    with pytest.raises(CorpusError, match="corpus: got .*; expected 'synthetic', 'file' or 'hub'"):
         load_corpus("sinthetic", "qa")
 
 
@@ -193,7 +193,7 @@ def test_a_file_without_a_header_does_not_show_its_text(tmp_path):
         ([HEADER, 'a,,"text"x,,'], "line 2: not CSV"),
         ([HEADER, 'a,,"text,,'], "not CSV (unexpected end of data)"),
         ([HEADER, ",,text,,"], "line 2: 'id' is empty"),
-        (["id,text,text", "a,b,c"], "line 1: column 'text' stands there more than once"),
+        (["id,text,text", "a,b,c"], "line 1: column 'text' appears more than once"),
         ([HEADER], "holds no rows"),
         (
             ["id;instruction;input;output;group", "a;;b;;"],
@@ -278,7 +278,7 @@ def test_a_folder_has_one_file_a_client(tmp_path):
     assert corpus["id"].tolist() == ["north/1", "north/2", "south/1"]
     assert corpus["group"].tolist() == ["north", "north", "south"]
     (tmp_path / "in/notes.doc").write_text("x")
-    with pytest.raises(CorpusError, match=r"notes\.doc: \.doc suffix; allowed are \.jsonl, "):
+    with pytest.raises(CorpusError, match=r"notes\.doc: \.doc suffix; expected one of \.jsonl, "):
         load_corpus("file", "qa", path=tmp_path / "in", column_map=columns)
     (tmp_path / "none").mkdir()
     assert "is a folder without files" in refusal(tmp_path / "none")

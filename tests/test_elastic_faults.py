@@ -246,7 +246,7 @@ def test_a_server_that_restarts(stub, kind):
     [
         ((503, {}), "status 503 in 4 attempts; run the stage again"),
         ((429, {}), "status 429 in 4 attempts; run the stage again"),
-        ("cut", "no connection, or one cut short, in 4 attempts; start it or check FEDMEM_ES_URL"),
+        ("cut", "no connection, or an interrupted one, in 4 attempts; start it or check FEDMEM_ES_URL"),
         ("hang", r"no answer within 0\.5 s in 4 attempts; run the stage again"),
     ],
 )
@@ -318,10 +318,10 @@ def test_no_product_header(stub):
 @pytest.mark.parametrize(
     ("kind", "fault", "said"),
     [
-        ("info", (200, {"hello": 1}), "does not say its version"),
+        ("info", (200, {"hello": 1}), "its answer has no version"),
         ("info", (200, b"<html>"), "SerializationError"),
         ("info", (401, {}), "refuses the credentials; check FEDMEM_ES_USER"),
-        ("create", (403, {}), "may not do that; needed are cluster privilege monitor"),
+        ("create", (403, {}), "lacks a privilege; required: cluster privilege monitor"),
         ("health", (200, {"status": "red"}), "its status is red; repair the cluster"),
         ("create", (400, {"error": {"type": "validation_exception", "reason": "max shards"}}), "validation_exception"),
         ("create", (200, {"acknowledged": True, "shards_acknowledged": False}), "status 503 in 4 attempts"),
@@ -369,7 +369,7 @@ def test_two_bad_texts_of_a_thousand_stop_the_stage_and_are_named(stub, monkeypa
 
     stub.faults["bulk"] = fault
     rows = r"2 failed, rows 7 \(document_parsing_exception\), 90 \(document_parsing_exception\)"
-    with pytest.raises(ElasticError, match=rf"998 of 1000 texts got in; {rows}; nothing was searched") as caught:
+    with pytest.raises(ElasticError, match=rf"998 of 1000 texts indexed; {rows}; nothing was searched") as caught:
         use(stub, [f"text {i}" for i in range(1000)])
     assert "private" not in str(caught.value)
     assert requests(stub)["bulk"] == 4  # the chunks after the bad one were sent
@@ -379,7 +379,7 @@ def test_two_bad_texts_of_a_thousand_stop_the_stage_and_are_named(stub, monkeypa
 
 def test_half_of_a_bulk_lost_without_a_word(stub):
     stub.faults["count"] = (200, {"count": 1})
-    with pytest.raises(ElasticError, match="1 of 3 texts got in; nothing was searched"):
+    with pytest.raises(ElasticError, match="1 of 3 texts indexed; nothing was searched"):
         use(stub)
     assert "msearch" not in requests(stub)
 
@@ -426,7 +426,7 @@ def test_only_what_was_made_here_is_deleted(stub, name):  # B56
     "name", ["", "*", "_all", "fedmem-*", "fedmem-a,fedmem-b", "other", "-fedmem", "<fedmem-{now}>"]
 )
 def test_a_leftover_goes_by_its_exact_name_only(stub, name):  # B56
-    with pytest.raises(ElasticError, match="this is no name that fedmem gives; `fedmem elasticsearch leftovers`"):
+    with pytest.raises(ElasticError, match="this is not a name that fedmem gives; `fedmem elasticsearch leftovers`"):
         orphaned_indices.remove(engine(stub).server, name)
     assert stub.log == []
 
@@ -446,13 +446,13 @@ SECRET = "Corr3ct-h0rse/battery"
     ("environment", "said"),
     [
         ({}, "FEDMEM_ES_URL is not set"),
-        ({"URL": "localhost:9200"}, "allowed is http"),
-        ({"URL": "ftp://host"}, "allowed is http"),
-        ({"URL": "http://host:port"}, "allowed is http"),
+        ({"URL": "localhost:9200"}, "expected http"),
+        ({"URL": "ftp://host"}, "expected http"),
+        ({"URL": "http://host:port"}, "expected http"),
         ({"URL": f"https://me:{SECRET}@host:9200"}, "put credentials into FEDMEM_ES_USER"),
         ({"URL": f"https://host:9200?key={SECRET}"}, "put credentials into FEDMEM_ES_USER"),
-        ({"URL": "https://host", "USER": "me"}, "allowed are FEDMEM_ES_USER with FEDMEM_ES_PASSWORD"),
-        ({"URL": "https://host", "PASSWORD": SECRET}, "allowed are FEDMEM_ES_USER with FEDMEM_ES_PASSWORD"),
+        ({"URL": "https://host", "USER": "me"}, "expected FEDMEM_ES_USER with FEDMEM_ES_PASSWORD"),
+        ({"URL": "https://host", "PASSWORD": SECRET}, "expected FEDMEM_ES_USER with FEDMEM_ES_PASSWORD"),
         ({"URL": "https://host", "USER": "me", "PASSWORD": SECRET, "API_KEY": SECRET}, "or FEDMEM_ES_API_KEY"),
         ({"URL": "http://host:9200", "USER": "me", "PASSWORD": SECRET}, "to host in the clear; use https"),
         ({"URL": "http://host:9200", "API_KEY": SECRET}, "to host in the clear; use https"),

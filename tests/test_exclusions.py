@@ -163,7 +163,7 @@ def test_several_valid_suffixes_and_other_spaces_count_once_a_client(rows):  # B
 
 def test_clear_errors(rows):
     marked = pd.DataFrame({"own": [True]})
-    with pytest.raises(MetricsError, match="excluded = 'mine': allowed are 'nothing', 'own suffix'"):
+    with pytest.raises(MetricsError, match="excluded: got 'mine'; expected one of 'nothing', 'own suffix'"):
         without(marked, "mine")
     with pytest.raises(MetricsError, match="column shared is missing"):
         without(marked, "shared")

@@ -205,7 +205,7 @@ def test_a_report_is_rebuilt_from_finished_analyses(exported):
 def test_an_export_overwrites_nothing_and_names_an_unknown_study(exported, monkeypatch, tmp_path):
     _, folder, results = exported
     monkeypatch.setenv("FEDMEM_RESULTS", str(results))
-    with pytest.raises(ExportError, match="is there already"):
+    with pytest.raises(ExportError, match="exists already"):
         export("real", folder)
     with pytest.raises(StageError, match="no study 'reel'"):
         export("reel", tmp_path / "new")

@@ -91,7 +91,7 @@ def test_each_client_gets_its_own_rows_and_no_others(dealt, tmp_path, capsys):
 def test_a_split_over_an_older_one_is_refused(dealt, tmp_path, capsys):
     (tmp_path / "client-7").mkdir()
     assert main.main(["split", str(dealt.folder), str(tmp_path)]) == 2
-    assert "client-7 is there already" in capsys.readouterr().err
+    assert "client-7 exists already" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_client_is_refused(dealt, tmp_path):
@@ -204,21 +204,21 @@ def test_nodes_give_the_in_process_runs_bytes(machines, dealt, tmp_path, paramet
 def test_a_client_that_never_comes_is_named_in_bounded_time(machines, dealt):
     del machines[899]
     begun = time.monotonic()
-    with pytest.raises(FederatedError, match=r"did not answer within 0.3 s: 1 \(there are: \[0, 2\]"):
+    with pytest.raises(FederatedError, match=r"did not answer within 0.3 s: 1 \(present: \[0, 2\]"):
         serve(Wire(machines), dealt, "{rounds: 3}")
     assert time.monotonic() - begun < 20
     assert not published("{rounds: 3}", dealt)
 
 
 def test_a_node_that_is_connected_and_dumb_is_missing_too(machines, dealt):
-    with pytest.raises(FederatedError, match=r"did not answer within 0.3 s: 2 .* connected: 3"):
+    with pytest.raises(FederatedError, match=r"did not answer within 0.3 s: 2 .* connected nodes: 3"):
         serve(Wire(machines, silent=(898,)), dealt)
 
 
 def test_two_nodes_for_one_client_are_refused(machines, dealt):
     machines[5] = machines[900]
     del machines[898]
-    with pytest.raises(FederatedError, match="client 0: two nodes say they are it"):
+    with pytest.raises(FederatedError, match="client 0: two nodes claim to be this client"):
         serve(Wire(machines), dealt)
 
 
@@ -453,7 +453,7 @@ def test_a_node_that_is_not_there_is_a_failed_run_that_names_its_client(federati
     finally:
         federation.start_node(2)
     assert status == "finished:failed"
-    missing = re.search(r"clients that did not answer within 20 s: ([\d, ]+) \(there are", shown)
+    missing = re.search(r"clients that did not answer within 20 s: ([\d, ]+) \(present", shown)
     assert "2" in missing[1]  # and on a machine that is very busy, others
     assert not published("{rounds: 4}", dealt)
 

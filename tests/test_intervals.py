@@ -74,7 +74,7 @@ def test_tango_accepts_what_is_not_whole_and_refuses_confidence_of_95():
     low, high = tango([1.5, NAN, 1], [0.5, 1, 1], [30.5, 30, 0])
     assert low[0] < 1 / 30.5 < high[0]
     assert np.isnan([low[1:], high[1:]]).all()
-    with pytest.raises(ValueError, match="confidence = 95"):
+    with pytest.raises(ValueError, match="confidence: got 95"):
         tango(1, 1, 10, 95)
 
 

@@ -83,7 +83,7 @@ def test_made_once_by_two_processes_at_once_and_twice_the_same_bytes(results, mo
     folder = results / "models" / NAME
     assert [process.returncode for process in pair] == [0, 0]
     assert [text.splitlines()[-1] for text in said] == [str(folder)] * 2
-    assert "".join(said).count("made in") == 1
+    assert "".join(said).count("built in") == 1
     assert sorted(path.name for path in folder.parent.iterdir()) == [f".{NAME}.lock", NAME]
 
     monkeypatch.setenv("FEDMEM_RESULTS", str(tmp_path / "again"))
@@ -120,7 +120,7 @@ def test_a_failure_leaves_nothing_behind(results, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache, "build", broken)
-    with pytest.raises(ModelError, match="No space left on device; make room"):
+    with pytest.raises(ModelError, match="No space left on device; free some disk space"):
         model_location(NAME)
     assert [path.name for path in (results / "models").iterdir()] == [f".{NAME}.lock"]
 

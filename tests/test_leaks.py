@@ -87,8 +87,8 @@ def test_where_nothing_was_trained_matches_are_called_chance(tables):
     text = leaks_page.page(*tables, show=True, untrained=leaks_page.untrained("none", "synthetic"))
     assert "leaked" not in text
     assert "<h1>What matched, side by side</h1>" in text
-    assert "nothing was learnt from these texts, and these matches are chance." in text
-    assert "unless the model had met the texts before, as an audited one has" in leaks_page.untrained("none", "file")
+    assert "nothing was learnt from these texts, and these matches occur by chance." in text
+    assert "unless the model saw the texts before, as an audited model did" in leaks_page.untrained("none", "file")
     trained = leaks_page.page(*tables, show=True, untrained=leaks_page.untrained("fedavg", "synthetic"))
     assert "<h1>What leaked, side by side</h1>" in trained
     assert "chance" not in trained

@@ -268,10 +268,10 @@ def test_tables_do_not_depend_on_the_order_of_the_rows(three):
         (lambda m, p, c: (m, p, c[c["client"] < 2]), r"prefixes, column client: got \[2\], not among the clients"),
         (lambda m, p, c: (m.assign(suffix_client=9), p, c), r"suffix_client: got \[9\], not among the clients"),
         (lambda m, p, c: (m, p.iloc[1:], c), "prefix 0-0 of client 0 is not among the sampled prefixes"),
-        (lambda m, p, c: (m, pd.concat([p, p]), c), "prefix 0-0 of client 0 stands there twice"),
-        (lambda m, p, c: (m, p, pd.concat([c, c])), "client 0 stands there twice"),
+        (lambda m, p, c: (m, pd.concat([p, p]), c), "prefix 0-0 of client 0 occurs twice"),
+        (lambda m, p, c: (m, p, pd.concat([c, c])), "client 0 occurs twice"),
         (lambda m, p, c: (m, p, c.assign(n_train=-1)), "n_train"),
-        (lambda m, p, c: (m.assign(kind="summary"), p, c), r"kind: got \['summary'\]; allowed are verbatim"),
+        (lambda m, p, c: (m.assign(kind="summary"), p, c), r"kind: got \['summary'\]; expected one of verbatim"),
     ],
 )
 def test_clear_errors(three, change, message):
@@ -281,9 +281,9 @@ def test_clear_errors(three, change, message):
 
 def test_clear_error_for_countings_and_confidence(three):
     for compute in (memorization, lambda *tables, counting: ratios.cells(*tables, countings=[counting])):
-        with pytest.raises(MetricsError, match="counting = 'loose': allowed are paper, strict, verbatim"):
+        with pytest.raises(MetricsError, match="counting: got 'loose'; expected one of paper, strict, verbatim"):
             compute(*three, counting="loose")
-    with pytest.raises(ValueError, match="confidence = 95"):
+    with pytest.raises(ValueError, match="confidence: got 95"):
         ratios.cells(*three, confidence=95)
     with pytest.raises(MetricsError, match="column score, identical_sentence is missing"):
         memorization(three[0].drop(columns=["score", "identical_sentence"]), *three[1:], counting="strict")

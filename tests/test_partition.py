@@ -101,7 +101,7 @@ def test_requests_that_cannot_be_met():
         dealt(corpus_of(a=9, b=9), n_clients=3)
     with pytest.raises(PartitionError, match="1 of 10 rows have none"):
         dealt(corpus_of(a=9).pipe(lambda c: pd.concat([c, c.head(1).assign(id="z", group="")])))
-    with pytest.raises(PartitionError, match="allowed are iid, natural, dirichlet, topic, quantity"):
+    with pytest.raises(PartitionError, match="expected one of iid, natural, dirichlet, topic, quantity"):
         dealt(corpus_of(a=9), "shards")
     with pytest.raises(PartitionError, match="at least one training row"):
         dealt(corpus_of(a=9, b=9), train=0)
@@ -143,7 +143,7 @@ def test_check_finds_what_is_wrong():
         check(rows[rows["client"] == 1])
     with pytest.raises(PartitionError, match="client 0 has no training rows"):
         check(rows.head(0))
-    with pytest.raises(PartitionError, match="split 'held-out'"):
+    with pytest.raises(PartitionError, match="split: got 'held-out'; expected one of"):
         check(rows.replace({"split": {"heldout": "held-out"}}))
     with pytest.raises(PartitionError, match="lack the column 'output'"):
         check(rows.drop(columns="output"))
@@ -270,7 +270,7 @@ def test_dirichlet_follows_alpha():
 @pytest.mark.parametrize(
     ("shares", "said"),
     [
-        (SHARES, "need 150 rows together, more than there are, whatever alpha is"),  # one row in each of 3 splits
+        (SHARES, "need 150 rows together, more than there are, for any alpha"),  # one row in each of 3 splits
         ({"train": 2, "test": 0, "heldout": 0}, "alpha is too small for that minimum"),  # 100 rows are just enough
     ],
 )

@@ -206,7 +206,7 @@ def test_save_writes_picture_data_and_caption(tmp_path):
     assert set(chunks(path.read_bytes())) == {b"IHDR", b"pHYs", b"IDAT", b"IEND"}  # no date, no version
     pd.testing.assert_frame_equal(pd.read_csv(path.with_suffix(".csv")), data)
     assert path.with_suffix(".txt").read_text("utf-8") == "Rows of each client.\n"
-    with pytest.raises(ValueError, match=r"name = '\.\./sizes': a file name without folder"):
+    with pytest.raises(ValueError, match=r"name: got '\.\./sizes'; expected a file name without folder"):
         save_figure(partition_figures.sizes(data), data, "", tmp_path, "../sizes")
 
 
@@ -222,7 +222,7 @@ def test_captions_say_counting_n_and_what_intervals_mean():
         "hold for one trained model; how much training itself varies shows only between seeds."
     )
     assert caption("Rows.", n=5) == "Rows. n = 5 sampled prefixes."
-    with pytest.raises(ValueError, match="counting = 'loose': allowed are paper, strict, verbatim"):
+    with pytest.raises(ValueError, match="counting: got 'loose'; expected one of paper, strict, verbatim"):
         caption("x", counting="loose")
 
 
@@ -245,9 +245,9 @@ def test_the_colours_are_seaborns():
 
 def test_clear_errors():
     cells = ratios.cells(*tables(2), countings=["verbatim"])
-    with pytest.raises(ValueError, match="counting = 'paper': cells has only verbatim"):
+    with pytest.raises(ValueError, match="counting: got 'paper'; cells has only verbatim"):
         figures.matrix(cells)
-    with pytest.raises(ValueError, match="counting = 'loose'"):
+    with pytest.raises(ValueError, match="counting: got 'loose'"):
         figures.matrix(cells, "loose")
-    with pytest.raises(ValueError, match="counting = 'loose': summary has no such rows"):
+    with pytest.raises(ValueError, match="counting: got 'loose', which summary lacks; expected one of"):
         figures.aggregates(ratios.summary(*tables(2)), "loose")

@@ -123,24 +123,24 @@ SETTINGS = json.loads((PRESET / "config.json").read_text())
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("tokenizer.json", None, "no tokenizer in its folder; allowed is one of tokenizer.json"),
+        ("tokenizer.json", None, "no tokenizer in its folder; expected one of tokenizer.json"),
         ("model.safetensors", None, "no weights in its folder; save_pretrained writes model.safetensors"),
-        ("model.safetensors", b"", "model.safetensors in its folder is empty, truncated or no safetensors file"),
+        ("model.safetensors", b"", "model.safetensors in its folder is empty, truncated or not a safetensors file"),
         ("model.safetensors", WHOLE[:100], "model.safetensors in its folder is empty, truncated"),
         ("model.safetensors", WHOLE[:-1], "model.safetensors in its folder is empty, truncated"),
         ("config.json", b"{", "config.json in its folder is not JSON: "),
         ("config.json", b"\xff", "config.json in its folder is not JSON: "),
         ("config.json", b"[1]", "config.json in its folder holds [1], not a JSON object"),
-        ("config.json", b"{}", "config.json in its folder names no model_type"),
+        ("config.json", b"{}", "config.json in its folder has no model_type"),
         (
             "config.json",
             json.dumps(SETTINGS | {"max_position_embeddings": "many"}).encode(),
-            "config.json in its folder has max_position_embeddings = 'many', which is no whole number",
+            "config.json in its folder has max_position_embeddings = 'many', which is not a whole number",
         ),
         (
             "config.json",
             json.dumps(SETTINGS | {"text_config": "wide"}).encode(),
-            "config.json in its folder has text_config = 'wide', which is no object",
+            "config.json in its folder has text_config = 'wide', which is not an object",
         ),
     ],
 )
@@ -171,8 +171,8 @@ def test_weights_in_pickles_and_in_parts(tmp_path):
         (folder / name).write_bytes((PRESET / name).read_bytes())
     (folder / "pytorch_model.bin").write_bytes(b"PK")
     (said,) = found(model=str(folder))
-    assert "pickled (pytorch_model.bin), and nothing is unpickled here" in said
-    assert "save_pretrained, which makes safetensors" in said
+    assert "pickled (pytorch_model.bin), and fedmem unpickles nothing" in said
+    assert "save_pretrained, which writes safetensors" in said
     index = folder / "model.safetensors.index.json"
     index.write_text("{}")
     assert "model.safetensors.index.json in its folder is damaged" in next(iter(found(model=str(folder))))

@@ -153,7 +153,9 @@ def test_a_round_that_cannot_be_read_is_forgotten_and_the_next_run_begins_anew(p
             train(parameters(place, {}))
     (weights,) = (tmp_path / "results/train").glob(".*/checkpoints/round-1/model.safetensors")
     os.truncate(weights, 1000)  # as a power loss may leave it
-    with pytest.raises(FederatedError, match=r"(?s)round 1 of the interrupted training cannot be read: .*begins anew"):
+    with pytest.raises(
+        FederatedError, match=r"(?s)round 1 of the interrupted training cannot be read: .*starts from the beginning"
+    ):
         train(parameters(place, {}))
     stage = train(parameters(place, {}))
     assert whole(stage.folder)["checkpoints/round-3/model.safetensors"] == undisturbed_weights(place, monkeypatch)
@@ -267,7 +269,7 @@ def test_a_folder_of_another_machine_is_taken_when_nobody_renews_its_sign(target
     _, progress = resume_or_create(target, MADE)
     assert progress.value == {"rounds": 2}
     assert not folder.exists()
-    assert "watches for two minutes whether elsewhere still makes this stage" in capsys.readouterr().err
+    assert "watching for two minutes whether elsewhere still builds this stage" in capsys.readouterr().err
 
 
 def test_an_old_sign_of_another_machine_is_not_watched(target):

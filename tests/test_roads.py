@@ -258,14 +258,14 @@ def test_a_parameter_that_nobody_reads_is_refused(results, tmp_path):
 
 
 def test_a_list_left_as_text_is_refused(results, tmp_path):
-    with pytest.raises(NotebookError, match=r"confidence: got .0\.9.; allowed is a number"):
+    with pytest.raises(NotebookError, match=r"confidence: got .0\.9.; expected a number"):
         execute(notebook_file("analyze"), tmp_path / "out.ipynb", {"confidence": "0.9"})  # B01
 
 
 def test_parameters_are_handed_on_as_json():
     assert json_safe({"a": (2, 3), 1: [None, True, 1.5]}) == {"a": [2, 3], "1": [None, True, 1.5]}  # B01
     for value in (float("nan"), {"x": object()}, b"bytes"):
-        with pytest.raises(NotebookError, match="cannot be handed to a notebook"):
+        with pytest.raises(NotebookError, match="cannot be passed to a notebook"):
             json_safe(value)
 
 

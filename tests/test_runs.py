@@ -121,7 +121,7 @@ def test_a_parent_of_the_wrong_stage_is_refused():
 
 def test_parameters_are_checked_against_the_ancestors_before_anything_is_written():
     train = published(TrainConfig(rounds=3), published(PartitionConfig()))
-    with pytest.raises(ConfigError, match="checkpoint_round: got 4; allowed is 0 to rounds = 3"):
+    with pytest.raises(ConfigError, match="checkpoint_round: got 4; expected 0 to rounds = 3"):
         begin_stage(GenerateConfig(checkpoint_round=4), train)
     assert not (results_root() / "generate").exists()
 

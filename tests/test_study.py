@@ -83,7 +83,7 @@ def test_an_alias_brings_what_its_model_needs(params, tmp_path):
     with pytest.raises(ConfigError, match=r"small.yaml: models: unknown parameter 'max_tokns'; did you mean"):
         load_study(params("base: small\nparameters: {model: old}\n"))
     base.write_text("models: {old: 5}\n")
-    with pytest.raises(ConfigError, match="models: old: got 5; allowed is a model's name"):
+    with pytest.raises(ConfigError, match="models: old: got 5; expected a model's name"):
         load_study(params("base: small\n"))
 
 
@@ -138,32 +138,32 @@ def test_included_studies_are_joined(params):
     ("text", "said"),
     [
         ("grid: {prefx_tokens: [30]}\n", "did you mean 'prefix_tokens'?"),
-        ("grid: {prefix_tokens: 30}\n", "grid: prefix_tokens: got 30; allowed is a list of values"),
-        ("rounds: 3\n", "parameters stand under `parameters:` or `grid:`"),
+        ("grid: {prefix_tokens: 30}\n", "grid: prefix_tokens: got 30; expected a list of values"),
+        ("rounds: 3\n", "parameters belong under `parameters:` or `grid:`"),
         ("titel: x\n", "did you mean 'title'?"),
         ("base: smal\n", "did you mean 'small'?"),
         ("parameters: {n_clients: 0}\n", "n_clients: got 0"),
-        ("- a\n", "got list; allowed is a mapping"),
+        ("- a\n", "got list; expected a mapping"),
         ("grid: [\n", ": not YAML"),
         ("include: [nowhere]\n", "there is no such file"),
         ("grid: {n_prefixes: [10, 99]}\n", "n_prefixes: got 99"),  # the whole grid is validated
         ("", "is empty"),
-        ("grid: {rounds: [1]}\ngrid: {rounds: [2]}\n", "key 'grid' stands twice"),
-        ("parameters: {rounds: 1, rounds: 2}\n", "key 'rounds' stands twice"),
-        ("grid: {rounds: [1, 1]}\n", "a value stands twice"),
-        ("grid: [algorithm]\n", "grid: got ['algorithm']; allowed is a mapping"),
-        ("parameters: hello\n", "parameters: got 'hello'; allowed is a mapping"),
-        ("include: demo\n", "include: got 'demo'; allowed is a list"),
-        ("title: [a]\n", "title: got ['a']; allowed is a text"),
-        ("base: 5\n", "base: got 5; allowed is a text"),
-        ("parameters: {1: 2}\n", "key 1 is not a text"),
+        ("grid: {rounds: [1]}\ngrid: {rounds: [2]}\n", "key 'grid' appears twice"),
+        ("parameters: {rounds: 1, rounds: 2}\n", "key 'rounds' appears twice"),
+        ("grid: {rounds: [1, 1]}\n", "a value appears twice"),
+        ("grid: [algorithm]\n", "grid: got ['algorithm']; expected a mapping"),
+        ("parameters: hello\n", "parameters: got 'hello'; expected a mapping"),
+        ("include: demo\n", "include: got 'demo'; expected a list"),
+        ("title: [a]\n", "title: got ['a']; expected a string"),
+        ("base: 5\n", "base: got 5; expected a string"),
+        ("parameters: {1: 2}\n", "key 1 is not a string"),
         ("parameters: {model: [a]}\n", "model: got ['a']"),
         ("parameters: {task: ../studies/s}\n", "task: got '../studies/s'"),
         ("parameters: {corpus_path: x.jsonl}\n", "corpus = synthetic reads no file"),
-        ("points: {a: 5}\n", "points: a: got 5; allowed is a mapping"),
-        ("points: {a: {rounds: 2}}\ngrid: {rounds: [1]}\n", "points: a: the grid says rounds already"),
+        ("points: {a: 5}\n", "points: a: got 5; expected a mapping"),
+        ("points: {a: {rounds: 2}}\ngrid: {rounds: [1]}\n", "points: a: the grid already sets rounds"),
         ("points: {a: {rouds: 2}}\n", "points: a: unknown parameter 'rouds'; did you mean 'rounds'?"),
-        ("bases: {small: 5}\n", "bases: small: got 5; allowed is a mapping"),
+        ("bases: {small: 5}\n", "bases: small: got 5; expected a mapping"),
         ("resources: {trian: {gpu: 1}}\n", "resources: unknown stage 'trian'"),
         ("resources: {train: {gpus: 1}}\n", "resources: train: got {gpus: 1}"),
         ("resources: {train: {gpu: -1}}\n", "resources: train: got {gpu: -1}"),
@@ -181,10 +181,10 @@ def test_faults_name_the_file_and_what_is_allowed(params, text, said):
     ("arguments", "said"),
     [
         (["--set", "prefx_tokens=30"], "--set: unknown parameter 'prefx_tokens'; did you mean 'prefix_tokens'?"),
-        (["--set", "prefix_tokens=ten"], "--set: prefix_tokens: got 'ten'; allowed is a whole number ≥ 1"),
+        (["--set", "prefix_tokens=ten"], "--set: prefix_tokens: got 'ten'; expected a whole number ≥ 1"),
         (["--set", "n_clients=0"], "--set: n_clients: got 0"),
         (["--set", "corpus=file", "--set", "corpus_path=nowhere.jsonl"], "corpus_path: there is no file"),
-        (["--set", "rounds"], "--set rounds: allowed is KEY=VALUE"),
+        (["--set", "rounds"], "--set rounds: expected KEY=VALUE"),
         (["--set", "model=no-such-model"], "an existing folder, or a hub id"),
         (["--base", "smal"], "unknown base 'smal'; did you mean 'small'?"),
     ],
@@ -227,7 +227,7 @@ def test_the_command_line_has_its_own_faults(capsys):
     demo = str(PARAMS / "studies/demo.yaml")
     with pytest.raises(SystemExit):
         main(["run", demo, "--cores", "0"])
-    assert "allowed is a whole number ≥ 1" in capsys.readouterr().err
+    assert "expected a whole number ≥ 1" in capsys.readouterr().err
     assert main(["plan", demo, "--set", "train_rows=["]) == 2
     assert "--set train_rows=[: not YAML" in capsys.readouterr().err
     assert main(["plan", demo, "--set", "rounds=1", "--", "-n"]) == 0  # what follows -- is Snakemake's
@@ -339,7 +339,7 @@ def test_a_job_hands_its_notebook_json_values_and_its_parents_folder(params):
         ("bases: {small: {rouds: 5}}\n", "s.yaml: bases: small: unknown parameter 'rouds'; did you mean 'rounds'?"),
         ("base: small\nbases: {other: {rouds: 5}}\n", "bases: other: unknown parameter 'rouds'"),  # not taken, yet read
         ("points: {}\n", "s.yaml: points: got {}, which makes no run"),
-        ("grid: {rounds: []}\n", "s.yaml: grid: rounds: got []; allowed is a list of values"),
+        ("grid: {rounds: []}\n", "s.yaml: grid: rounds: got []; expected a list of values"),
     ],
 )
 def test_what_would_change_nothing_is_refused(params, text, said):

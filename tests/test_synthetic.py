@@ -145,7 +145,7 @@ def test_a_corpus_for_more_clients_than_groups():
     config = PartitionConfig(partitioner="topic", n_clients=30, train_rows=4, test_rows=1, heldout_rows=4)
     # 30 clients of 4 * 9 rows: 1080 rows in 12 groups
     assert (config.source["n_groups"], config.source["rows_per_group"]) == (len(GROUPS), 90)
-    with pytest.raises(ConfigError, match="allowed is at most that, or partitioner topic"):
+    with pytest.raises(ConfigError, match="expected at most that many clients, or partitioner topic"):
         PartitionConfig.create({"n_clients": len(GROUPS) + 1})
 
 
@@ -156,7 +156,7 @@ def test_a_corpus_for_more_clients_than_groups():
         ({"n_groups": 13}, "1 to 12"),
         ({"rows_per_group": 0}, "at least 1"),
         ({"repeated_sentences": 1.5}, "0 to 1"),
-        ({"repeated_texts": -0.1}, "repeated_texts -0.1: a share"),
+        ({"repeated_texts": -0.1}, "repeated_texts: got -0.1; expected a share"),
         ({"input_words": 3}, "10 to 2000"),
     ],
 )

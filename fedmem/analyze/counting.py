@@ -16,11 +16,11 @@ from fedmem.config.vocabulary import COUNTINGS, KINDS
 
 UNTYPED = "paraphrase"
 
-STRICT_SCORE = 0.5  # a classifier score above it calls two sentences the same
+STRICT_SCORE = 0.5  # a higher classifier score means a paraphrase
 
 
 class MetricsError(ValueError):
-    """Tables that do not fit together, or a counting that does not exist."""
+    """Tables that do not fit together, or an unknown counting."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,19 +43,24 @@ class Memorization:
 
 
 def is_match(matches: pd.DataFrame, counting: str = "paper") -> pd.Series:
-    """Which rows of `matches` count, as booleans in their order. An untyped candidate is never counted as strict."""
+    """Return which rows of `matches` count, as booleans in their order; an untyped candidate never counts as strict.
+
+    matches: kind; for strict also score, identical_sentence. counting: paper, strict or verbatim.
+    Raises MetricsError for an unknown counting or kind, or a missing column.
+    """
     check_counting(counting)
     require_columns(matches, ["kind", *(["score", "identical_sentence"] if counting == "strict" else [])], "matches")
     codes, known = pd.factorize(matches["kind"])  # −1: null
     unknown = sorted(set(known) - set(KINDS))
     if unknown:
-        raise MetricsError(f"matches, column kind: got {unknown}; allowed are {', '.join(KINDS)}, or null")
+        raise MetricsError(f"matches, column kind: got {unknown}; expected one of {', '.join(KINDS)}, or null")
 
     def of_kind(*kinds: str) -> np.ndarray:
         return np.isin(codes, np.flatnonzero(np.isin(known.astype(object), kinds)))
 
     found = codes >= 0 if counting == "paper" else of_kind("verbatim")
     if counting == "strict":
+        # score is null unless the row was classified; NaN compares as False
         score = pd.to_numeric(matches["score"]).to_numpy(float)
         same = matches["identical_sentence"].eq(True).fillna(False).to_numpy(bool) | (score > STRICT_SCORE)
         found = found | (same & ~of_kind("idea", UNTYPED))
@@ -65,8 +70,10 @@ def is_match(matches: pd.DataFrame, counting: str = "paper") -> pd.Series:
 class Counts:
     """One run's matches by position: which sampled prefix hit which client, under any counting.
 
-    matches, prefixes, clients, suffixes: as in `ratios.memorization`. clients: the clients in ascending order;
-    weights: their shares of all training rows; owner: each prefix's client, by position; n: prefixes of each client.
+    matches, prefixes, clients, suffixes: as in `ratios.memorization`.
+    Attributes: clients, in ascending order; weights, their shares of all training rows; owner, the position of each
+    prefix's client; n, the number of prefixes of each client.
+    Raises MetricsError when a column is missing, a client or prefix is unknown or doubled, or a value is not valid.
     """
 
     def __init__(
@@ -82,49 +89,57 @@ class Counts:
         self.owner = _positions(prefixes["client"], self.clients, "prefixes, column client")
         self.n = np.bincount(self.owner, minlength=len(self.clients))
         self.matches = matches
+        # only checked: the prefix determines its client
         _positions(matches["prefix_client"], self.clients, "matches, column prefix_client")
         self.target = _positions(matches["suffix_client"], self.clients, "matches, column suffix_client")
         self.prefix = _sampled(matches, prefixes)
         if matches["member"].isna().any():
-            raise MetricsError("matches, column member: a value is missing; allowed are True and False")
+            raise MetricsError("matches, column member: a value is missing; expected True or False")
         self.member = matches["member"].to_numpy(dtype=bool)
         self.untyped = matches["kind"].isin([UNTYPED]).to_numpy()
         self.probed = {side: self._probed(suffixes, side) for side in (True, False)}
+        # caches: the tables and intervals of one measurement use the same counting many times
         self._flags: dict[str, np.ndarray] = {}
         self._pairs: dict[tuple[str, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def pairs(self, counting: str, member: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(prefix, suffix client) of every hit, by position, each pair once: ten matches are one hit."""
+        """Return (prefix, suffix client) of every hit, by position, each pair once: ten matches are one hit."""
         if (counting, member) not in self._pairs:
             counted, size = (self.member == member) & self.flag(counting), len(self.clients)
             hit = np.zeros(len(self.owner) * size, dtype=bool)
+            # one flag per pair removes repeats and sorts by prefix, without a sort
             hit[self.prefix[counted] * size + self.target[counted]] = True
             self._pairs[counting, member] = np.divmod(np.flatnonzero(hit), size)
         return self._pairs[counting, member]
 
     def undefined(self, counting: str, member: bool) -> np.ndarray:
-        """Which suffix clients have no count: those without sampled suffixes; all, where candidates are untyped."""
+        """Return which suffix clients have no count: those without sampled suffixes, or all of them.
+
+        All have none under strict when a candidate is untyped.
+        """
+        # an untyped candidate may or may not be a strict match, so no ratio is known
         everywhere = counting == "strict" and bool((self.untyped & (self.member == member)).any())
         return ~self.probed[member] | everywhere
 
     def memorization(self, counting: str, member: bool) -> Memorization:
-        """The matrix and its aggregates."""
+        """Return the memorization matrix and its aggregates."""
         size = len(self.clients)
         prefix, target = self.pairs(counting, member)
         hits = np.bincount(self.owner[prefix] * size + target, minlength=size * size).reshape(size, size)
         with np.errstate(invalid="ignore"):
-            matrix = hits / self.n[:, None]  # 0/0 is NaN, and hits without prefixes cannot be
+            matrix = hits / self.n[:, None]  # 0/0 is NaN; a client without prefixes has no hits
         undefined = self.undefined(counting, member)
         matrix[:, undefined] = np.nan
         nothing = not len(self.owner) or undefined.all()
-        total = np.nan if nothing else np.count_nonzero(np.diff(prefix, prepend=-1)) / len(self.owner)  # in order
+        # the hits are in order of prefix, so each change is a new prefix
+        total = np.nan if nothing else np.count_nonzero(np.diff(prefix, prepend=-1)) / len(self.owner)
         intra, inter = (weighted_sum(part, self.weights) for part in (np.diag(matrix), means_of_others(matrix)))
         return Memorization(matrix, intra, inter, total, hits, self.n, self.clients, counting, member)
 
     def by_prefix(self, counting: str, member: bool) -> dict[str, np.ndarray]:
-        """What each prefix adds to intra (its own client hit), inter (share of the others hit), total (any hit): 0 … 1.
+        """Return each prefix's value in intra (own client hit), inter (share of others hit), total (any hit): 0 … 1.
 
-        Weighted means over the prefixes of each client give the aggregates. NaN where these are undefined.
+        The weighted means over the prefixes of each client are the aggregates. NaN where these are undefined.
         """
         prefix, target = self.pairs(counting, member)
         own = target == self.owner[prefix]
@@ -140,22 +155,22 @@ class Counts:
         return parts
 
     def client_means(self, values: np.ndarray) -> np.ndarray:
-        """Mean over each client's prefixes of one value a prefix; NaN for a client without."""
+        """Return each client's mean of one value per prefix; NaN for a client without prefixes."""
         with np.errstate(invalid="ignore"):
             return np.bincount(self.owner, weights=values, minlength=len(self.clients)) / self.n
 
     def weights_of(self, part: str) -> np.ndarray:
-        """How much each client counts in an aggregate: its training rows; in `total` its sampled prefixes."""
+        """Return the weight of each client in an aggregate: its share of training rows, or of prefixes in `total`."""
         return self.n / self.n.sum() if part == "total" and self.n.sum() else self.weights
 
     def flag(self, counting: str) -> np.ndarray:
-        """Which matches count, as `is_match`."""
+        """Return which matches count, as `is_match`."""
         if counting not in self._flags:
             self._flags[counting] = is_match(self.matches, counting).to_numpy()
         return self._flags[counting]
 
     def _probed(self, suffixes: pd.DataFrame | None, member: bool) -> np.ndarray:
-        """Which clients have suffixes of this membership; all of them when the table is not given."""
+        """Return which clients have suffixes of this membership; all of them without the table."""
         if suffixes is None:
             return np.ones(len(self.clients), dtype=bool)
         require_columns(suffixes, ["client", "member"], "suffixes")
@@ -164,7 +179,7 @@ class Counts:
 
 
 def means_of_others(matrix: np.ndarray) -> np.ndarray:
-    """For each row the mean of what is not on the diagonal; NaN for a 1 × 1 matrix."""
+    """Return for each row the mean of the values off the diagonal; NaN for a 1 × 1 matrix."""
     size = len(matrix)
     if size < 2:
         return np.full(size, np.nan)
@@ -172,20 +187,21 @@ def means_of_others(matrix: np.ndarray) -> np.ndarray:
 
 
 def weighted_sum(values: np.ndarray, weights: np.ndarray) -> float:
-    # a client of weight 0 adds nothing, even where its share is NaN; no weights at all leave nothing defined
+    """Return the weighted sum; NaN if all weights are 0. A value of weight 0 adds nothing, even if it is NaN."""
+    # a client without training rows often has no prefixes, so its share is 0/0; 0 · NaN would spoil the sum
     return float(np.sum(weights[weights > 0] * values[weights > 0])) if (weights > 0).any() else np.nan
 
 
 def _client_weights(clients: pd.DataFrame) -> tuple[tuple, np.ndarray]:
-    """Clients in ascending order, and each one's share of all training rows."""
+    """Return the clients in ascending order, and the share of each in all training rows."""
     require_columns(clients, ["client", "n_train"], "clients")
     ordered = clients.sort_values("client")
     if ordered["client"].duplicated().any():
         double = ordered.loc[ordered["client"].duplicated(), "client"].tolist()
-        raise MetricsError(f"clients: client {double[0]!r} stands there twice; give one row a client")
+        raise MetricsError(f"clients: client {double[0]!r} occurs twice; give one row per client")
     rows = ordered["n_train"].to_numpy(dtype=float)
-    if not (rows >= 0).all():
-        raise MetricsError("clients, column n_train: numbers of training rows, 0 or more, are allowed")
+    if not (rows >= 0).all():  # in this form NaN fails as well
+        raise MetricsError("clients, column n_train: a value is not a number >= 0; expected numbers of training rows")
     return tuple(ordered["client"].tolist()), rows / rows.sum() if rows.sum() else np.zeros(len(rows))
 
 
@@ -198,17 +214,18 @@ def _positions(values: pd.Series, clients: tuple, where: str) -> np.ndarray:
 
 
 def _sampled(matches: pd.DataFrame, prefixes: pd.DataFrame) -> np.ndarray:
-    """For each match the position of its prefix; identities hold within a client."""
+    """Return for each match the position of its prefix; a prefix_id is unique only within a client."""
     ids = pd.Index(prefixes["prefix_id"])
-    if ids.is_unique:  # the usual case, and much faster than pairs
+    if ids.is_unique:  # the usual case, and much faster than looking up pairs
         positions = ids.get_indexer(matches["prefix_id"])
+        # position −1 (not found) takes the last prefix here, but keeps its −1 either way
         same = prefixes["client"].to_numpy()[positions] == matches["prefix_client"].to_numpy()
         positions = np.where(same, positions, -1)
     else:
         known = pd.MultiIndex.from_frame(prefixes[["client", "prefix_id"]])
         if not known.is_unique:
             client, prefix = known[known.duplicated()][0]
-            raise MetricsError(f"prefixes: prefix {prefix} of client {client} stands there twice; give each one row")
+            raise MetricsError(f"prefixes: prefix {prefix} of client {client} occurs twice; give one row per prefix")
         positions = known.get_indexer(pd.MultiIndex.from_frame(matches[["prefix_client", "prefix_id"]]))
     if (positions < 0).any():
         client, prefix = matches.loc[positions < 0, ["prefix_client", "prefix_id"]].iloc[0]
@@ -220,11 +237,16 @@ def _sampled(matches: pd.DataFrame, prefixes: pd.DataFrame) -> np.ndarray:
 
 
 def check_counting(counting: str) -> None:
+    """Raise MetricsError when a counting is unknown."""
     if counting not in COUNTINGS:
-        raise MetricsError(f"counting = {counting!r}: allowed are {', '.join(COUNTINGS)}")
+        raise MetricsError(f"counting: got {counting!r}; expected one of {', '.join(COUNTINGS)}")
 
 
 def require_columns(frame: pd.DataFrame, columns: list[str], name: str) -> None:
+    """Raise MetricsError when a frame lacks a column.
+
+    frame: the table. columns: names that it must have. name: the table's name, for the message.
+    """
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise MetricsError(

@@ -1,13 +1,14 @@
-"""What may pass for memorization and is none: texts that others hold too, boilerplate, and babble.
+"""Matches that are not evidence of memorization: texts that several clients hold, boilerplate, and repetitive output.
 
-Marks are added to `matches`, a column each; whoever counts leaves the marked ones out and gets the same tables again,
-so that every figure can stand with and without. Nothing is removed here, and this module knows no model.
+Each reason is a boolean column added to `matches`. Counting without the marked matches gives the same tables, so that
+every figure can be reported with and without them. Nothing is removed here, and no model is needed.
 
-    own          the suffix is the rest of the very row whose beginning was the prompt
-    shared       the passage is not the suffix client's alone: without the runs of 8 words that rows of another client
-                 hold too, or that many rows hold (boilerplate), fewer than `min_match_chars` characters are left. Of a
-                 held-out suffix also what any training row holds: a control that was trained on is none
-    incoherent   the continuation is babble: it compresses too well, or repeats its 3-grams
+    own          the suffix is the rest of the row whose beginning was the prompt
+    shared       the passage does not belong to the suffix's client alone: without the runs of 8 words that rows of
+                 another client hold too, or that many rows hold (boilerplate), fewer than `min_match_chars` characters
+                 are left. For a held-out suffix, runs that any training row holds count too: training texts cannot be
+                 the control
+    incoherent   the continuation is repetitive: it compresses too well, or repeats its 3-grams
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from fedmem.analyze.counting import MetricsError, require_columns
 from fedmem.analyze.ratios import SUMMARY
 
 RUN_WORDS, GRAM_WORDS = 8, 3
-LEAST_WORDS = 12  # a continuation of fewer words shows no repetition: it is never called incoherent
-# what is left out, by the name under which tables show it
+LEAST_WORDS = 12  # repetition cannot be measured on fewer words: such a continuation is never incoherent
+# {name in the tables: columns of `mark` whose matches are left out}
 EXCLUSIONS = {
     "nothing": (),
     "own suffix": ("own",),
@@ -37,16 +38,22 @@ _WORD = re.compile(r"\w+")
 
 
 def coherence(prefixes: pd.DataFrame, min_compression: float = 0.25, min_distinct: float = 0.5) -> pd.DataFrame:
-    """How much each continuation repeats itself: prefix_id, client, compression, distinct, incoherent.
+    """Measure how much each continuation repeats itself.
 
-    compression: bytes after zlib over bytes before, of the folded text; prose of some hundred characters is at 0.4 to
-    0.8, "lobes, lobes, lobes" below 0.1. distinct: different 3-grams of words over all 3-grams, 0 … 1. incoherent: one
-    of them is below its threshold. A continuation of fewer than 12 words has neither (NaN) and is never incoherent.
+    prefixes: DataFrame with prefix_id, client, continuation.
+    min_compression: a continuation with a smaller `compression` is incoherent, 0 … 1.
+    min_distinct: a continuation with a smaller `distinct` is incoherent, 0 … 1.
+
+    Returns a DataFrame with prefix_id, client, compression, distinct, incoherent. compression: bytes after zlib over
+    bytes before, of the case-folded words; prose of a few hundred characters has 0.4 to 0.8, "lobes, lobes, lobes"
+    less than 0.1. distinct: distinct 3-grams of words over all 3-grams, 0 … 1. Both are NaN for a continuation of fewer
+    than 12 words, which is never incoherent. Raises MetricsError when a column is missing.
     """
     require_columns(prefixes, ["prefix_id", "client", "continuation"], "prefixes")
     measured = [_repetition(text) for text in prefixes["continuation"]]
     table = prefixes[["prefix_id", "client"]].reset_index(drop=True)
     table[["compression", "distinct"]] = np.array(measured, float).reshape(-1, 2)
+    # a comparison with NaN is False, so short continuations stay unmarked
     low = (table["compression"] < min_compression) | (table["distinct"] < min_distinct)
     return table.assign(incoherent=low)
 
@@ -60,12 +67,17 @@ def mark(
     min_match_chars: int = 50,
     boilerplate_share: float = 0.05,
 ) -> pd.DataFrame:
-    """`matches` with the columns own, shared, incoherent (booleans).
+    """Return `matches` with the boolean columns own, shared, incoherent.
 
-    matches: the detect stage's table, with detections. prefixes, suffixes: with row_id. rows: the partition table;
-    rows of any split are searched for what is shared. incoherent: prefix_ids, such as `coherence` marks.
-    boilerplate_share: a run of words in more than this share of all rows (two at least) is nobody's own. Words are
-    compared without case, and without what stands between them.
+    matches: the detect stage's table, with detections.
+    prefixes, suffixes: the generate stage's tables, with row_id.
+    rows: the partition table; rows of all splits are searched for shared text.
+    incoherent: prefix_ids, such as those that `coherence` marks.
+    min_match_chars: a passage with fewer characters of its client's own is shared, >= 0.
+    boilerplate_share: a run of words in more than this share of all rows (and in at least two) is boilerplate, 0 … 1.
+
+    Words are compared without case and without the characters between them. Raises MetricsError when a column is
+    missing.
     """
     require_columns(matches, ["prefix_id", "suffix_id", "suffix_client", "member", "detections"], "matches")
     row_of_prefix = prefixes.set_index("prefix_id")["row_id"].reindex(matches["prefix_id"]).to_numpy()
@@ -78,9 +90,12 @@ def mark(
 
 
 def without(marked: pd.DataFrame, excluded: str) -> pd.DataFrame:
-    """The matches of `mark` that one of EXCLUSIONS leaves; an unknown one raises MetricsError."""
+    """Return the matches of `mark` that remain under `excluded`, a key of EXCLUSIONS.
+
+    Raises MetricsError when `excluded` is unknown or a column is missing.
+    """
     if excluded not in EXCLUSIONS:
-        raise MetricsError(f"excluded = {excluded!r}: allowed are {', '.join(map(repr, EXCLUSIONS))}")
+        raise MetricsError(f"excluded: got {excluded!r}; expected one of {', '.join(map(repr, EXCLUSIONS))}")
     require_columns(marked, EXCLUSIONS[excluded], "matches")
     gone = np.zeros(len(marked), dtype=bool)
     for column in EXCLUSIONS[excluded]:
@@ -95,7 +110,14 @@ def summaries(
     confidence: float = 0.95,
     suffixes: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """`ratios.summary` under every exclusion, the column `excluded` first. The denominator stays: all prefixes."""
+    """Compute `ratios.summary` under every exclusion, with the column `excluded` first.
+
+    marked: the result of `mark`.
+    prefixes, clients, suffixes: tables for `ratios.summary`, the same under every exclusion.
+    confidence: coverage of the intervals, between 0 and 1.
+
+    The denominator is always all prefixes. Raises MetricsError and ValueError like `ratios.summary`.
+    """
     parts = [
         ratios.summary(without(marked, excluded), prefixes, clients, confidence, suffixes).assign(excluded=excluded)
         for excluded in EXCLUSIONS
@@ -108,6 +130,7 @@ def _repetition(text: str) -> tuple[float, float]:
     words = _WORD.findall(text.casefold())
     if len(words) < LEAST_WORDS:
         return np.nan, np.nan
+    # case and punctuation are dropped: they would hide a repetition from zlib
     folded = " ".join(words).encode()
     grams = list(zip(*(words[start:] for start in range(GRAM_WORDS)), strict=False))
     return len(zlib.compress(folded, 9)) / len(folded), len(set(grams)) / len(grams)
@@ -116,7 +139,7 @@ def _repetition(text: str) -> tuple[float, float]:
 def _shared(
     matches: pd.DataFrame, suffixes: pd.DataFrame, rows: pd.DataFrame, least: int, boilerplate_share: float
 ) -> np.ndarray:
-    """Whether fewer than `least` characters of a match's passage are its client's alone."""
+    """Whether fewer than `least` characters of a match's passage belong to its client alone, for each match."""
     require_columns(rows, ["row_id", "client", "split", "input"], "rows")
     runs = _Runs(rows, boilerplate_share)
     texts = suffixes.set_index("suffix_id")["suffix"]
@@ -124,7 +147,7 @@ def _shared(
     shared = np.zeros(len(matches), dtype=bool)
     columns = ("suffix_id", "suffix_client", "member", "detections")
     for place, (suffix, client, member, detections) in enumerate(zip(*(matches[c] for c in columns), strict=True)):
-        if suffix not in common:
+        if suffix not in common:  # many matches share a suffix, and the search over all rows is the costly part
             common[suffix] = runs.covered(texts[suffix], client, bool(member))
         passage = np.zeros(len(common[suffix]), dtype=bool)
         for start, end, *_ in detections:
@@ -134,11 +157,12 @@ def _shared(
 
 
 class _Runs:
-    """Runs of 8 words of all rows: who holds each, and which are boilerplate."""
+    """The runs of 8 words of all rows: which client holds each, and which are boilerplate."""
 
     def __init__(self, rows: pd.DataFrame, boilerplate_share: float):
         self._numbers: dict[str, int] = {}
         clients = pd.Index(sorted(rows["client"].unique()))
+        # unique within a row: `often` counts rows, not occurrences
         sets = [np.unique(self._runs(text)[0]) for text in rows["input"]]
         run = np.concatenate([np.empty(0, np.uint64), *sets])
         lengths = [len(one) for one in sets]
@@ -149,12 +173,12 @@ class _Runs:
         first, last = np.full(len(self.known), len(clients)), np.full(len(self.known), -1)
         np.minimum.at(first, place, client)
         np.maximum.at(last, place, client)
-        self._holder = np.where(first == last, first, -1)  # −1: several clients
+        self._holder = np.where(first == last, first, -1)  # −1: held by several clients
         self._trained = np.bincount(place, weights=trained, minlength=len(self.known)) > 0
         self._boilerplate = often > max(boilerplate_share * len(rows), 1)
 
     def covered(self, text: str, client, member: bool) -> np.ndarray:
-        """Which characters of a client's text lie in runs that are not its own alone."""
+        """Return which characters of a client's text lie in runs that do not belong to that client alone."""
         inside = np.zeros(len(text), dtype=bool)
         runs, spans = self._runs(text)
         if not len(runs) or not len(self.known):
@@ -168,14 +192,16 @@ class _Runs:
         return inside
 
     def _runs(self, text: str) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """A number for every run of 8 words, and the words' spans; equal runs have equal numbers, others hardly."""
+        """Return (a hash of every run of 8 words, the words' spans); equal runs have equal hashes."""
         words = [(match.group().casefold(), match.span()) for match in _WORD.finditer(text)]
         numbers = [self._numbers.setdefault(word, len(self._numbers)) for word, _ in words]
         if len(numbers) < RUN_WORDS:
             return np.empty(0, np.uint64), []
+        # + 1, so that the first word, number 0, changes the sum too
         windows = np.lib.stride_tricks.sliding_window_view(np.array(numbers, np.uint64) + np.uint64(1), RUN_WORDS)
         mixed = (windows * _MULTIPLIERS).sum(axis=1, dtype=np.uint64)
         return mixed ^ (mixed >> np.uint64(29)), [span for _, span in words]
 
 
+# odd factors of a hash modulo 2**64, fixed by a seed: arrays hash all rows at once, and runs collide rarely
 _MULTIPLIERS = np.random.default_rng(8).integers(1, 2**63, RUN_WORDS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)

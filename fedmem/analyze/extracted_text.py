@@ -1,7 +1,7 @@
-"""How much text came back: characters of each client, the longest runs, and the rows that prompts pull out.
+"""Amount of extracted text: characters of each client, the longest runs, and the rows that prompts extract.
 
-A ratio counts prefixes; this counts text. Frames in, frames out, from the spans that the detector marked. Nothing is
-shown here but numbers and row ids.
+A memorization ratio counts prefixes; these tables count text, from the spans that the detector marked. They contain
+numbers and row ids only.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ import pandas as pd
 from fedmem.analyze.counting import is_match, require_columns
 
 SPAN_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "kind", "detections"]
-ANYBODY = -1  # prefix client of the rows that take all prefixes together
+ANYBODY = -1  # prefix_client of the lines for the prefixes of all clients together
 
 
 def extracted(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "verbatim") -> pd.DataFrame:
-    """Characters of each client's sampled suffixes that came back, by membership and by whose prefixes drew them out.
+    """Count the characters of each client's sampled suffixes that were extracted, by membership and prefix client.
 
-    Columns: suffix_client, member, prefix_client (−1: anybody), chars (of the suffixes, each character once, however
-    often it came back), available (all characters of the client's sampled suffixes of that membership), share (0 … 1),
-    longest (characters of the longest passage; under verbatim counting a run of equal words; 0 where none).
+    matches: the detect stage's table, with detections.
+    suffixes: DataFrame with suffix_id, client, member, suffix (the string).
+    counting: paper, strict or verbatim.
+
+    Returns a DataFrame with suffix_client, member, prefix_client (−1: all clients' prefixes together), chars (extracted
+    characters, each once, however often it was extracted), available (all characters of the client's sampled suffixes
+    of that membership), share (chars / available, 0 … 1), longest (characters of the longest passage; under verbatim
+    counting a run of equal words; 0 without any). Raises MetricsError when a column is missing or counting is unknown.
     """
     require_columns(matches, SPAN_COLUMNS, "matches")
     require_columns(suffixes, ["suffix_id", "client", "member", "suffix"], "suffixes")
@@ -29,7 +34,7 @@ def extracted(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "ve
     available = lengths.groupby([suffixes["client"], suffixes["member"].astype(bool)]).sum()
     clients = sorted(set(suffixes["client"]))
     spans = {who: _by_suffix(part) for who, part in counted.groupby("prefix_client")}
-    spans[ANYBODY] = _by_suffix(counted)
+    spans[ANYBODY] = _by_suffix(counted)  # not a sum over clients: their spans overlap
     owner = suffixes.drop_duplicates("suffix_id").set_index("suffix_id")[["client", "member"]]
     rows = []
     for prefix_client in [ANYBODY, *clients]:
@@ -42,31 +47,41 @@ def extracted(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "ve
 
 
 def by_row(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "verbatim") -> pd.DataFrame:
-    """The rows that came back, most often first: how many prefixes of which clients pull each out.
+    """List the extracted rows, most often extracted first, with the numbers of prefixes and clients that extract them.
 
-    Columns: row_id, suffix_client, member, prefixes (that match it), own (of them, of its own client), others,
-    clients (how many clients' prefixes), longest (characters of the longest passage).
+    matches: the detect stage's table, with detections. suffixes: DataFrame with suffix_id, row_id.
+    counting: paper, strict or verbatim.
+
+    Returns a DataFrame with row_id, suffix_client, member, prefixes (that match the row), own (those of the row's own
+    client), others (of other clients), clients (number of clients with such prefixes), longest (characters of the
+    longest passage). Raises MetricsError when counting is unknown.
     """
     counted = matches[is_match(matches, counting)].merge(suffixes[["suffix_id", "row_id"]], on="suffix_id")
     counted = counted.assign(
         longest=[max((end - start for start, end, *_ in spans), default=0) for spans in counted["detections"]],
         at_home=counted["prefix_client"] == counted["suffix_client"],
     )
+    # a pair of prefix and row counts once, with its longest passage
     once = counted.sort_values("longest", ascending=False).drop_duplicates(["prefix_client", "prefix_id", "row_id"])
     table = once.groupby(["row_id", "suffix_client", "member"], as_index=False).agg(
         prefixes=("prefix_id", "size"), own=("at_home", "sum"), clients=("prefix_client", "nunique"),
         longest=("longest", "max"),
     )  # fmt: skip
     table = table.assign(others=table["prefixes"] - table["own"])
+    # row_id breaks ties, so that the order does not depend on the order of the matches
     table = table.sort_values(["prefixes", "longest", "row_id"], ascending=[False, False, True], ignore_index=True)
     return table[["row_id", "suffix_client", "member", "prefixes", "own", "others", "clients", "longest"]]
 
 
 def measurable(prefixes: pd.DataFrame, suffixes: pd.DataFrame, min_match_chars: int = 50) -> pd.DataFrame:
-    """What can be matched at all: a text shorter than `min_match_chars` never is, whatever it says.
+    """Count the texts that can match at all: a text shorter than `min_match_chars` characters never matches.
 
-    Columns: client, text (continuation | member suffix | held-out suffix), n, long_enough, share (0 … 1),
-    median_chars. A client without such texts has no line.
+    prefixes: DataFrame with client, continuation. suffixes: DataFrame with client, member, suffix.
+    min_match_chars: shortest match of the detector, in characters, >= 1.
+
+    Returns a DataFrame with client, text (continuation | member suffix | held-out suffix), n, long_enough (how many
+    reach the length), share (0 … 1), median_chars. A client without such texts has no line. Raises MetricsError when a
+    column is missing.
     """
     require_columns(prefixes, ["client", "continuation"], "prefixes")
     require_columns(suffixes, ["client", "member", "suffix"], "suffixes")
@@ -86,7 +101,7 @@ def measurable(prefixes: pd.DataFrame, suffixes: pd.DataFrame, min_match_chars: 
 
 
 def _by_suffix(matches: pd.DataFrame) -> dict:
-    """{suffix: spans of it that came back}."""
+    """Return {suffix_id: extracted spans (start, end)}."""
     spans: dict = {}
     for suffix, detections in zip(matches["suffix_id"], matches["detections"], strict=True):
         spans.setdefault(suffix, []).extend((int(start), int(end)) for start, end, *_ in detections)
@@ -94,7 +109,7 @@ def _by_suffix(matches: pd.DataFrame) -> dict:
 
 
 def _sums(spans: dict, owner: pd.DataFrame) -> dict:
-    """{(client, member): (characters, the longest passage)} of some suffixes' spans."""
+    """Return {(client, member): (extracted characters, characters of the longest passage)}."""
     sums: dict = {}
     clients, members = owner["client"].to_dict(), owner["member"].to_dict()
     for suffix, found in spans.items():
@@ -105,7 +120,7 @@ def _sums(spans: dict, owner: pd.DataFrame) -> dict:
 
 
 def _union(spans: list[tuple[int, int]]) -> int:
-    total, reached = 0, 0
+    total, reached = 0, 0  # spans overlap: many prefixes extract the same passage
     for start, end in sorted(spans):
         total += max(0, end - max(start, reached))
         reached = max(reached, end)

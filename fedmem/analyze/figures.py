@@ -29,36 +29,39 @@ from fedmem.display.drawing import (
     styled,
 )
 
-INTERVAL_CLIENTS = 8  # beyond it a cell of the matrix is too narrow for its interval
+INTERVAL_CLIENTS = 8  # above it, a cell of the matrix is too narrow for its interval
 
 
 @styled
 def matrix(cells: pd.DataFrame, counting: str = "paper", top: float | None = None, run: str | None = None) -> Figure:
     """MR(j→k) in percent, and beside it, on the same scale, the control on held-out suffixes.
 
-    cells: the table of `ratios.cells`. Each cell carries its share and its interval; above 8 clients its share
-    alone, above 12 only colour. top: the share at which the colours end (default: the largest one here), the same for
-    all matrices that stand beside each other. run: a name for the title, where several runs are drawn.
-    Raises ValueError for a counting that is unknown or not in the table.
+    cells: the table of `ratios.cells`. Each cell shows its share and its interval; above 8 clients its share only,
+        above 12 only its colour.
+    counting: paper | strict | verbatim.
+    top: the share in 0 … 1 at which the colours end, to be the same for all matrices that are compared; None: the
+        largest share in `cells`.
+    run: a run's name for the title; None: no name.
+    Raises ValueError when the counting is unknown or not in the table.
     """
     title = counting_words(counting).split(" (")[0]
     chosen = cells[cells["counting"] == counting]
     if chosen.empty:
-        raise ValueError(f"counting = {counting!r}: cells has only {', '.join(sorted(set(cells['counting'])))}")
+        raise ValueError(f"counting: got {counting!r}; cells has only {', '.join(sorted(set(cells['counting'])))}")
     sides = [("what clients trained on", True), ("control: held-out suffixes", False)]
     tables = {member: chosen[chosen["member"] == member] for _, member in sides}
     n_clients = chosen["prefix_client"].nunique()
     side = float(np.clip(0.95 * n_clients, 2.2, 4.6))
     figure = canvas(2 * side + 1.6, side + 0.9)
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
-    # a scale of at least 1 % keeps a matrix of zeros from looking like one full of leaks
+    # with a scale of at least 1 %, a matrix of zeros does not look like one full of leaks
     top = max(1.0, 100 * np.nanmax([*chosen["ratio"], np.nan if top is None else top], initial=0))
     for (words, member), axis in zip(sides, axes, strict=True):
         table = tables[member]
         shares = _grid(table, "ratio")
         draw_heatmap(axis, 100 * shares, _cell_labels(table), top, "suffix client k", "prefix client j")
         axis.set_title(words)
-        if n_clients > READABLE_CLIENTS:  # the diagonal between two thin lines: no numbers lead to it
+        if n_clients > READABLE_CLIENTS:  # two thin lines mark the diagonal, which has no numbers here
             for shift in (0, 1):
                 ends = np.array([0, n_clients - 1])
                 axis.plot(ends + shift, ends + 1 - shift, color="#8c8c8c", linewidth=0.4)
@@ -75,8 +78,10 @@ def matrix(cells: pd.DataFrame, counting: str = "paper", top: float | None = Non
 def aggregates(summary: pd.DataFrame, counting: str | None = None) -> Figure:
     """MR_intra, MR_inter and MR_total with intervals, each beside its held-out control.
 
-    summary: the table of `ratios.summary`. With a column `run` (several runs, concatenated) there is a line for each
-    run and one `counting` ("paper" unless said); without, a line for each counting.
+    summary: the table of `ratios.summary`. With a column `run` (several runs, concatenated), each run has a line, of
+        one counting; without it, each counting has a line.
+    counting: paper | strict | verbatim; None: paper with a column `run`, else all countings.
+    Raises ValueError when the table has no such rows.
     """
     by = "run" if "run" in summary.columns else "counting"
     if by == "run" or counting is not None:
@@ -84,7 +89,7 @@ def aggregates(summary: pd.DataFrame, counting: str | None = None) -> Figure:
         summary = summary[summary["counting"] == counting]
     lines = list(dict.fromkeys(summary[by]))
     if not lines:
-        raise ValueError(f"counting = {counting!r}: summary has no such rows; allowed are {', '.join(COUNTINGS)}")
+        raise ValueError(f"counting: got {counting!r}, which summary lacks; expected one of {', '.join(COUNTINGS)}")
     figure = canvas(9, 1.3 + 0.34 * len(lines))
     axes = figure.subplots(1, 3, sharey=True)
     for axis, part in zip(axes, ("intra", "inter", "total"), strict=True):
@@ -95,7 +100,7 @@ def aggregates(summary: pd.DataFrame, counting: str | None = None) -> Figure:
         axis.set_xlabel("share of prefixes (%)")
         axis.set_xlim(left=0)
     axes[0].set_yticks(range(len(lines)), [str(line) for line in lines])
-    axes[0].set_ylim(len(lines) - 0.5, -0.5)
+    axes[0].set_ylim(len(lines) - 0.5, -0.5)  # downwards: the first line is at the top
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower left", ncols=2)
     if by == "run":
@@ -118,7 +123,7 @@ def _cell_labels(table: pd.DataFrame) -> np.ndarray:
 
 PART_WORDS = {"intra": "MR_intra", "inter": "MR_inter", "total": "MR_total"}
 
-KIND_LOOK = {  # from dark to light in print, too
+KIND_LOOK = {  # ordered from dark to light, so that the kinds also differ in greyscale print
     "verbatim": COLOURS[3], "paraphrase_high": COLOURS[0], "paraphrase_low": COLOURS[9], "paraphrase": COLOURS[4],
     "idea": "#c9c9c9",
 }  # fmt: skip
@@ -126,9 +131,10 @@ KIND_LOOK = {  # from dark to light in print, too
 
 @styled
 def excess(summary: pd.DataFrame) -> Figure:
-    """What members have more than the control, with intervals, and a line at 0: what lies across it is no finding.
+    """Excess of the member ratio over the control, with intervals. An interval that contains 0 is not a finding.
 
-    summary: the table of `ratios.summary`; a line for each counting, or, with a column `run` (of one counting), a run.
+    summary: the table of `ratios.summary`. Draws one line for each counting, or one for each run if the table has a
+    column `run` (then of one counting).
     """
     by = "run" if "run" in summary.columns else "counting"
     lines = list(dict.fromkeys(summary[by]))
@@ -141,17 +147,19 @@ def excess(summary: pd.DataFrame) -> Figure:
         axis.set_title(f"excess of {words}")
         axis.set_xlabel("percentage points")
     axes[0].set_yticks(range(len(lines)), [str(line) for line in lines])
-    axes[0].set_ylim(len(lines) - 0.5, -0.5)
+    axes[0].set_ylim(len(lines) - 0.5, -0.5)  # inverted: the first line of the table is drawn at the top
     return figure
 
 
 @styled
 def excluded(summaries: pd.DataFrame, counting: str = "paper") -> Figure:
-    """The ratios with and without what may be no memorization, member and control beside each other.
+    """Ratios of members and of the control, with and without the matches that may not be memorization.
 
-    summaries: the table of `exclusions.summaries`; with a column `run`, lines say whose they are.
+    summaries: the table of `exclusions.summaries`; if it has a column `run`, each line names its run. counting: the
+    counting that is drawn.
     """
     table = summaries[summaries["counting"] == counting]
+    # With several runs, `excluded` alone repeats; a label with the run keeps the index below unique.
     of_runs = "run" in table.columns
     if of_runs:
         left_out = np.where(table["excluded"] == "nothing", ", all matches", ", without " + table["excluded"])
@@ -177,9 +185,9 @@ def excluded(summaries: pd.DataFrame, counting: str = "paper") -> Figure:
 
 @styled
 def kinds(table: pd.DataFrame) -> Figure:
-    """Of what kinds the hits are, stacked: a bar for each aggregate and its control, or for each run.
+    """Kinds of the hits as stacked bars: one bar for each aggregate and its control, or for each run and its control.
 
-    table: `ratios.kinds`; with a column `run`, mr_total and control_total of each run are drawn.
+    table: the table of `ratios.kinds`; if it has a column `run`, mr_total and control_total of each run are drawn.
     """
     if "run" in table.columns:
         table = table[table["metric"].str.endswith("_total")]
@@ -187,6 +195,7 @@ def kinds(table: pd.DataFrame) -> Figure:
     else:
         words = table["metric"].str.split("_").str
         table = table.assign(bar="MR_" + words[1] + np.where(words[0] == "mr", "", ", control"))
+    # Each control directly follows its bar, whatever the order of the table's rows; sorted() is stable.
     first = list(dict.fromkeys(bar.removesuffix(", control") for bar in table["bar"]))
     bars = sorted(dict.fromkeys(table["bar"]), key=lambda bar: first.index(bar.removesuffix(", control")))
     figure = canvas(7.5, 1.2 + 0.3 * len(bars))
@@ -194,7 +203,7 @@ def kinds(table: pd.DataFrame) -> Figure:
     left = np.zeros(len(bars))
     for kind, colour in KIND_LOOK.items():
         values = 100 * table[table["kind"] == kind].set_index("bar")["value"].reindex(bars).to_numpy(float)
-        if np.nansum(values) > 0:
+        if np.nansum(values) > 0:  # a kind without hits gets no entry in the legend
             axis.barh(bars, values, left=left, color=colour, label=kind.replace("_", ", "), linewidth=0)
             left = left + np.nan_to_num(values)
     undefined = table.groupby("bar")["value"].apply(lambda values: values.isna().all())
@@ -202,6 +211,7 @@ def kinds(table: pd.DataFrame) -> Figure:
         if undefined[bar]:
             axis.text(0.02, place, "n/a", transform=axis.get_yaxis_transform(), va="center", fontsize=8)
     axis.set_ylim(len(bars) - 0.5, -0.5)
+    # At least 1 % wide: matplotlib warns about an axis without extent when nothing matched.
     axis.set(xlabel="share of prefixes (%)", xlim=(0, max(1.0, 1.05 * left.max(initial=0))))
     axis.grid(axis="y", visible=False)
     if axis.get_legend_handles_labels()[0]:
@@ -211,7 +221,7 @@ def kinds(table: pd.DataFrame) -> Figure:
 
 @styled
 def measurable(table: pd.DataFrame) -> Figure:
-    """Share of each client's texts that are long enough to be matched. table: `extracted_text.measurable`."""
+    """Share of each client's texts that are long enough to be matched. table: that of `extracted_text.measurable`."""
     texts = ["continuation", "member suffix", "held-out suffix"]
     clients = sorted(table["client"].unique())
     figure = canvas(float(np.clip(3.5 + 0.7 * len(clients), 5, 9)), 2.6)
@@ -229,7 +239,9 @@ def measurable(table: pd.DataFrame) -> Figure:
 
 @styled
 def extracted(table: pd.DataFrame) -> Figure:
-    """Share of each client's characters that came back, by whose prefixes drew them out. table: `extracted`."""
+    """Share of each client's characters that were extracted, by prefix client. table: that of
+    `extracted_text.extracted`."""
+    # prefix_client −1 means the prefixes of all clients together, which have no row in the matrix
     table = table[table["member"] & (table["prefix_client"] >= 0)]
     shares = 100 * table.pivot(index="prefix_client", columns="suffix_client", values="share")
     side = float(np.clip(0.8 * len(shares), 2.2, 5))
@@ -243,7 +255,7 @@ def extracted(table: pd.DataFrame) -> Figure:
 
 @styled
 def settling(table: pd.DataFrame) -> Figure:
-    """The ratios on parts of the sample: fewer prefixes, and fewer suffixes. table:
+    """Ratios on parts of the sample: fewer prefixes, and fewer suffixes. table: that of
     `sample_size.ratio_by_sample_size`."""
     figure = canvas(8, 2.9)
     axes = figure.subplots(1, 2, sharey=True)
@@ -259,7 +271,10 @@ def settling(table: pd.DataFrame) -> Figure:
 
 @styled
 def by_row(rows: pd.DataFrame) -> Figure:
-    """How many rows came back to so many prefixes: their own client's alone, or others' too. rows: `by_row`."""
+    """Number of extracted rows by the number of prefixes that extract them. rows: the table of `extracted_text.by_row`.
+
+    The bars are split into rows extracted by their own client's prefixes only and rows that others extract too.
+    """
     figure = canvas(6, 2.6)
     axis = figure.subplots()
     member = rows[rows["member"]]
@@ -267,11 +282,11 @@ def by_row(rows: pd.DataFrame) -> Figure:
     groups = (("own client's prefixes alone", member["others"] == 0), ("other clients' too", member["others"] > 0))
     below = np.zeros(most)
     for (words, chosen), colour in zip(groups, (COLOURS[0], MEMBER), strict=True):
-        heights = np.bincount(member.loc[chosen, "prefixes"], minlength=most + 1)[1:]
+        heights = np.bincount(member.loc[chosen, "prefixes"], minlength=most + 1)[1:]  # [0]: not extracted
         axis.bar(np.arange(1, most + 1), heights, bottom=below, color=colour, label=words, linewidth=0)
         below = below + heights
     axis.set(xlabel="prefixes that pull a row out", ylabel="rows", xlim=(0.4, max(most, 5) + 0.6))
-    step = max(1, most // READABLE_CLIENTS)
+    step = max(1, most // READABLE_CLIENTS)  # more tick labels would overlap
     axis.set_xticks(np.arange(1, most + 1, step))
     axis.grid(axis="x", visible=False)
     figure.legend(loc="outside right upper")

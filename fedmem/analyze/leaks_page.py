@@ -23,22 +23,26 @@ input[type=radio] { margin: 0 .3rem 0 0; } label { margin-right: 1rem; }
 
 
 def untrained(algorithm: str, corpus: str) -> str:
-    """What must be said beside the matches of a model that was not trained here; nothing of a trained one's."""
+    """The warning to print beside the matches of a model that was not trained here; empty for a trained model.
+
+    algorithm: the train stage's parameter, "none" when nothing was trained. corpus: synthetic | file | hub.
+    """
     if algorithm != "none":
         return ""
     if corpus == "synthetic":
-        return "No model was trained here: nothing was learnt from these texts, and these matches are chance."
+        return "No model was trained here: nothing was learnt from these texts, and these matches occur by chance."
     return (
-        "No model was trained here: these matches are chance, unless the model had met the texts before, as an audited "
-        "one has."
+        "No model was trained here: these matches occur by chance, unless the model saw the texts before, as an "
+        "audited model did."
     )
 
 
 def worst(matches: pd.DataFrame, prefixes: pd.DataFrame, suffixes: pd.DataFrame, show: bool, n: int = 3) -> Page:
-    """The `n` worst matches: suffix and continuation beside each other, what they share marked; masked unless `show`.
+    """The worst matches: suffix and continuation beside each other, with the shared text marked.
 
-    matches, prefixes, suffixes: tables of the generate and detect stages. Worst first: verbatim before the other
-    kinds, then by matched characters.
+    matches: the detect stage's table of that name. prefixes, suffixes: the generate stage's tables of these names.
+    show: True shows the text, False masks it (see `may_show`). n: number of matches, ≥ 0.
+    Worst first: verbatim before the other kinds, then by matched characters.
     """
     pairs = [markup for _, markup in _shown(matches, prefixes, suffixes, show, n)]
     return Page("".join(pairs) or "<p>Nothing matched.</p>")
@@ -53,20 +57,24 @@ def page(
     title: str | None = None,
     untrained: str = "",
 ) -> str:
-    """A static page of the `n` worst matches, to be filtered by pair of clients and by kind; masked unless `show`.
+    """A static HTML page of the worst matches, which the reader can filter by pair of clients and by kind.
 
-    Arguments as in `worst`. untrained: what `untrained` says; with it the page calls no match a leak. HTML without
-    scripts: the filters are radio buttons that its style sheet reads. All that comes from data is escaped.
+    matches, prefixes, suffixes, show, n: as in `worst`.
+    title: the page's heading; None: a default.
+    untrained: the warning that `untrained` returns; when it is not empty, the page shows it and calls no match a leak.
+    Returns HTML without scripts: the filters are radio buttons and style rules. All data is escaped.
     """
     shown = list(_shown(matches, prefixes, suffixes, show, n))
     pairs = sorted({(match.prefix_client, match.suffix_client) for match, _ in shown})
     names = {f"pair-{i}": f"client {j} prompts, client {k}'s text" for i, (j, k) in enumerate(pairs)}
+    # Pairs and kinds become numbered classes: a name such as "no record" is not a valid class.
     kinds = list(dict.fromkeys(match.kind for match, _ in shown))
     names |= {f"kind-{i}": kind for i, kind in enumerate(kinds)}
     buttons = "".join(
         f'<p class="of">{words}</p>{_buttons(group, {k: v for k, v in names.items() if k.startswith(group)})}'
         for group, words in (("pair", "whose prompt, whose text"), ("kind", "kind"))
     )
+    # An article is hidden while a radio button of another class is checked; "all" has no rule and hides nothing.
     rules = "".join(f"#{name}:checked ~ main article:not(.{name}) {{ display: none; }}" for name in names)
     articles = "".join(
         f'<article class="pair-{pairs.index((match.prefix_client, match.suffix_client))} '
@@ -89,9 +97,10 @@ def page(
 def _shown(
     matches: pd.DataFrame, prefixes: pd.DataFrame, suffixes: pd.DataFrame, show: bool, n: int
 ) -> Iterator[tuple[Any, str]]:
-    """(match, its markup) of the `n` worst."""
+    """(match, its HTML) for each of the `n` worst matches."""
     order = matches["kind"].map({kind: place for place, kind in enumerate(KINDS)}).fillna(len(KINDS))
-    kind = matches["kind"].astype(object).where(matches["kind"].notna(), "no record")  # typing gave it none
+    kind = matches["kind"].astype(object).where(matches["kind"].notna(), "no record")  # the match has no assigned kind
+    # The ids break ties, so that the page does not depend on the order of the table.
     ranked = matches.assign(order=order, kind=kind).sort_values(
         ["order", "matched_chars", "prefix_id", "suffix_id"], ascending=[True, False, True, True]
     )
@@ -107,7 +116,7 @@ def _shown(
 
 
 def _buttons(group: str, names: dict[str, str]) -> str:
-    """A radio button for all, and one for each of `names` ({class: words})."""
+    """One radio button for all, and one for each of `names` ({class: label})."""
     return "".join(
         f'<input type="radio" name="{group}" id="{name}"{" checked" if name == f"all-{group}" else ""}>'
         f'<label for="{name}">{escape(words)}</label>'

@@ -1,18 +1,19 @@
-"""How much came back, and from whom to whom: the memorization matrix, its aggregates and their intervals.
+"""The memorization matrix, its aggregates and their intervals.
 
-Frames in, frames out. This module knows matches, prefixes and clients as tables; it knows no model, text or file.
+All functions take and return data frames: tables of matches, prefixes and clients.
 
-Words (DESIGN, and section 3 of the paper). A prefix of client j hits client k when its continuation matches at least
-one sampled suffix of client k; ten matches with the same client are one hit. With n_j sampled prefixes of client j:
+Definitions (DESIGN, and section 3 of the paper). A prefix of client j hits client k when its continuation matches at
+least one sampled suffix of client k; ten matches with the same client are one hit. With n_j sampled prefixes of client
+j:
 
     MR(j→k)  = prefixes of j that hit k / n_j
     MR_intra = Σ_j w_j · MR(j→j)                     w_j = n_train_j / Σ n_train
     MR_inter = Σ_j w_j · mean over k ≠ j of MR(j→k)
     MR_total = prefixes that hit any client / Σ n_j
 
-Member suffixes give MR; held-out suffixes, which nobody trained on, give the control in the same way; excess is MR −
-control, both on the same prefixes. 0/0 is NaN: the row of a client without prefixes (and with it each aggregate in
-which that client has weight), MR_inter of one client.
+Member suffixes give MR. Held-out suffixes, which no client trained on, give the control in the same way. The excess is
+MR − control, both on the same prefixes. 0/0 is NaN: the row of a client without prefixes (and therefore each aggregate
+in which that client has weight), and MR_inter of a single client.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedmem.analyze.counting import Counts, Memorization, check_counting, means_
 from fedmem.analyze.intervals import effective_prefixes, holm, mcnemar, paired_difference, tango, wilson
 from fedmem.config.vocabulary import COUNTINGS, KINDS, PARTS
 
+# The columns of the published tables, in their order on disk.
 CELLS = ["prefix_client", "suffix_client", "member", "counting", "n", "hits", "ratio", "low", "high"]
 EXCESS = [
     "prefix_client", "suffix_client", "counting", "n", "only_member", "only_control", "excess", "low", "high",
@@ -46,13 +48,14 @@ def memorization(
     """The memorization matrix and its aggregates.
 
     matches: prefix_id, prefix_client, suffix_client, member, kind; for strict also score, identical_sentence.
-    prefixes: prefix_id, client, one row for each sampled prefix (the denominator). clients: client, n_train.
-    counting: "paper" any kind that is not null; "verbatim" that kind alone; "strict" verbatim, or a paraphrase
-        candidate, recorded or not, whose best sentence pair is identical or scores above 0.5. One candidate of kind
-        "paraphrase" (untyped) leaves strict undefined, so everything is NaN.
+    prefixes: prefix_id, client; one row for each sampled prefix (the denominator).
+    clients: client, n_train (training rows, ≥ 0); one row for each client.
+    counting: "paper" counts any kind that is not null; "verbatim" that kind alone; "strict" verbatim matches, and
+        paraphrase candidates, recorded or not, whose best sentence pair is identical or scores above 0.5. A single
+        candidate of kind "paraphrase" (untyped) leaves strict undefined, so all values are NaN.
     member: True counts suffixes that were trained on, False the held-out ones (the control).
     suffixes: client, member; when given, a client without sampled suffixes of that membership gives NaN, not 0.
-    Raises MetricsError for a missing column, an unknown counting or client, a match whose prefix was not sampled.
+    Raises MetricsError when a column is missing, a counting or client is unknown, or a match's prefix was not sampled.
     """
     check_counting(counting)
     return Counts(matches, prefixes, clients, suffixes).memorization(counting, member)
@@ -69,7 +72,10 @@ def cells(
     """One row for each prefix client, suffix client, membership and counting: the `cells` table.
 
     ratio = hits / n with its Wilson interval (Wilson 1927), [low, high] within 0 … 1; hits is NaN where undefined.
-    Arguments and errors as in `memorization`; confidence is the interval's coverage, between 0 and 1.
+    matches, prefixes, clients, suffixes: as in `memorization`.
+    confidence: coverage of the intervals, between 0 and 1.
+    countings: the countings to compute, among COUNTINGS.
+    Raises MetricsError as `memorization` does.
     """
     counts, parts = Counts(matches, prefixes, clients, suffixes), []
     for member in (True, False):
@@ -90,8 +96,11 @@ def excess(
     """MR(j→k) − control(j→k), a row for each prefix client, suffix client and counting: columns EXCESS.
 
     only_member: prefixes of j that hit k's member suffixes and none of its held-out ones; only_control: the reverse.
-    excess = (only_member − only_control) / n with Tango's interval (1998), in −1 … 1; p_value: exact McNemar's test
-    that there is no excess; p_holm: adjusted by Holm over the cells of one counting. NaN where either is undefined.
+    excess = (only_member − only_control) / n with Tango's interval (1998), in −1 … 1; p_value: McNemar's exact test of
+    the hypothesis of no excess; p_holm: the p-value adjusted by Holm over the cells of one counting. All are NaN where
+    MR or control is undefined.
+    matches, prefixes, clients, confidence, suffixes, countings: as in `cells`.
+    Raises MetricsError as `memorization` does.
     """
     counts, parts = Counts(matches, prefixes, clients, suffixes), []
     for counting in countings:
@@ -111,9 +120,11 @@ def summary(
     """One row for each aggregate and counting: mr_…, control_… (held-out suffixes), excess_… (their difference).
 
     n is the number of sampled prefixes. The intervals of mr and control are Wilson's with an effective number of
-    prefixes (`intervals.effective_prefixes`), those of excess Tango's (`intervals.paired_difference`): all keep a width
-    at 0 hits. They speak of sampled prefixes for one trained model; how training varies shows only between seeds.
-    Arguments and errors as in `cells`.
+    prefixes (`intervals.effective_prefixes`), those of excess Tango's (`intervals.paired_difference`): all keep a
+    positive width at 0 hits. They cover the sampling of prefixes for one trained model; the variation between trainings
+    shows only between seeds.
+    matches, prefixes, clients, confidence, suffixes, countings: as in `cells`.
+    Raises MetricsError as `memorization` does.
     """
     counts, rows = Counts(matches, prefixes, clients, suffixes), []
     for counting in countings:
@@ -130,13 +141,16 @@ def kinds(
     clients: pd.DataFrame,
     suffixes: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """Of what kinds the hits are: metric (mr_intra … control_total), kind, value (share of prefixes), n.
+    """The hits by kind: metric (mr_intra … control_total), kind, value (share of prefixes), n.
 
     A prefix counts once for a client (for total: once), as the first of verbatim, paraphrase_high, paraphrase_low,
-    paraphrase (untyped), idea among its matches there; so the kinds sum to the ratio of paper counting.
+    paraphrase (untyped), idea among its matches there. The kinds therefore sum to the ratio of paper counting.
+    matches, prefixes, clients, suffixes: as in `memorization`.
+    Raises MetricsError as `memorization` does.
     """
     counts, rows = Counts(matches, prefixes, clients, suffixes), []
     for name, member in (("mr", True), ("control", False)):
+        # KINDS is in order of precedence, so the least index is the kind that counts
         first = _first_kinds(counts, member)
         best = first.min(axis=1, initial=len(KINDS))
         values = {kind: _shares(counts, first == place, best == place, member) for place, kind in enumerate(KINDS)}
@@ -145,7 +159,7 @@ def kinds(
 
 
 def as_record(summary: pd.DataFrame) -> dict[str, float | None]:
-    """The summary's values in one flat record, {"mr_intra_paper": 0.12, …}; None where undefined, as JSON wants it."""
+    """The summary's values as a flat record, {"mr_intra_paper": 0.12, …}; None where undefined: JSON has no NaN."""
     named = zip(summary["metric"] + "_" + summary["counting"], summary["value"], strict=True)
     return {name: None if pd.isna(value) else float(value) for name, value in named}
 
@@ -161,6 +175,7 @@ def _cells(result: Memorization, confidence: float) -> pd.DataFrame:
         "member": result.member,
         "counting": result.counting,
         "n": n,
+        # hits are counted even in an undefined cell; a number there would read as a measurement
         "hits": np.where(np.isfinite(ratio), result.hits.ravel(), np.nan),
         "ratio": ratio,
         "low": low,
@@ -171,6 +186,7 @@ def _cells(result: Memorization, confidence: float) -> pd.DataFrame:
 
 def _excess_cells(counts: Counts, counting: str, confidence: float) -> pd.DataFrame:
     size = len(counts.clients)
+    # a pair of prefix and client as one integer, which numpy's set operations compare fast
     sides = [prefix * size + target for prefix, target in (counts.pairs(counting, side) for side in (True, False))]
     only = []
     for one, other in (sides, sides[::-1]):
@@ -178,6 +194,7 @@ def _excess_cells(counts: Counts, counting: str, confidence: float) -> pd.DataFr
         only.append(np.bincount(counts.owner[prefix] * size + target, minlength=size * size).astype(float))
     undefined = counts.undefined(counting, True) | counts.undefined(counting, False)
     n = np.repeat(counts.n, size)
+    # bincount gives 0 where nothing was sampled, but such a cell has no measurement
     gone = np.tile(undefined, size) | (n == 0)
     only = [np.where(gone, np.nan, part) for part in only]
     low, high = tango(*only, n, confidence)
@@ -202,6 +219,7 @@ def _excess_cells(counts: Counts, counting: str, confidence: float) -> pd.DataFr
 
 def _aggregates(counts: Counts, result: Memorization, name: str, confidence: float) -> list[tuple]:
     everybody = result.n.sum()
+    # intra and inter are weighted means over clients, so their variance is not that of one binomial proportion
     effective = {
         "intra": effective_prefixes(np.diag(result.matrix), counts.weights, result.n),
         "inter": effective_prefixes(means_of_others(result.matrix), counts.weights, result.n),
@@ -220,6 +238,7 @@ def _excesses(counts: Counts, counting: str, confidence: float) -> list[tuple]:
     rows = []
     for part in PARTS:
         difference = member[part] - control[part]
+        # the parts of the difference in favour of MR and of the control, which Tango's interval takes separately
         sides = (counts.client_means(np.maximum(sign * difference, 0)) for sign in (1, -1))
         value, low, high = paired_difference(*sides, counts.weights_of(part), counts.n, confidence)
         rows.append((f"excess_{part}", counting, float(value), float(low), float(high), int(counts.n.sum())))
@@ -227,21 +246,23 @@ def _excesses(counts: Counts, counting: str, confidence: float) -> list[tuple]:
 
 
 def _first_kinds(counts: Counts, member: bool) -> np.ndarray:
-    """Prefixes × suffix clients: the place in KINDS of the first kind among the matches there, len(KINDS) without."""
+    """Prefixes × suffix clients: the index in KINDS of the first kind among the matches there, else len(KINDS)."""
     order, size = pd.Index(KINDS).get_indexer(counts.matches["kind"]), len(counts.clients)
     chosen = (counts.member == member) & counts.flag("paper")
     first = np.full(len(counts.owner) * size, len(KINDS), dtype=np.int8)
+    # ufunc.at, because a pair occurs several times and plain indexed assignment would keep only the last
     np.minimum.at(first, counts.prefix[chosen] * size + counts.target[chosen], order[chosen].astype(np.int8))
     return first.reshape(len(counts.owner), size)
 
 
 def _shares(counts: Counts, hit: np.ndarray, any_hit: np.ndarray, member: bool) -> dict[str, float]:
-    """intra and inter of the pairs of prefix and client in `hit`, total of the prefixes in `any_hit`."""
+    """intra and inter from `hit` (prefixes × clients), total from `any_hit` (prefixes), as shares of prefixes."""
     size = len(counts.clients)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # a client without prefixes gives 0/0 = NaN, as documented above
         matrix = np.stack([np.bincount(counts.owner, column, size) for column in hit.T], axis=1) / counts.n[:, None]
     undefined = counts.undefined("paper", member)
     matrix[:, undefined] = np.nan
+    # total is not intra + inter: a prefix counts once, however many clients it hits
     total = np.nan if undefined.all() or not len(hit) else float(any_hit.mean())
     inter = weighted_sum(means_of_others(matrix), counts.weights)
     return {"intra": weighted_sum(np.diag(matrix), counts.weights), "inter": inter, "total": total}

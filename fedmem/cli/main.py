@@ -1,4 +1,4 @@
-"""The `fedmem` command: a thin front to studies. `run` executes what is missing, `plan` and `status` only look."""
+"""The `fedmem` command: runs studies. `run` executes the stages that are missing; `plan` and `status` only read."""
 
 import argparse
 import os
@@ -14,7 +14,10 @@ COMMANDS = (run, audit, plan, status, parameters, reports, split, elasticsearch)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0 done, 1 a stage failed, 2 a wrong parameter, 130 interrupted."""
+    """Run the command line; return the exit code: 0 success, 1 a stage failed, 2 a wrong parameter, 130 interrupted.
+
+    arguments: without the program's name; None: those of the process. What follows `--` is passed to Snakemake.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     own, passed_on = arguments, []
     if "--" in arguments:
@@ -24,13 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
     if (results := results_root()).exists() and not results.is_dir():
         print(f"fedmem: {results} is a file: name a folder in FEDMEM_RESULTS", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's stop is handled like Ctrl-C
     try:
         return options.command(options)
     except (ConfigError, FileNotFoundError, StageError) as error:
         print(f"fedmem: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe; /dev/null avoids a second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -39,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"fedmem: {error}{where}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fedmem: interrupted; finished stages are kept, the same command goes on from there", file=sys.stderr)
+        print("fedmem: interrupted; finished stages are kept; run the same command to continue", file=sys.stderr)
         return 130
 
 

@@ -1,4 +1,4 @@
-"""`fedmem parameters`: the table of all parameters."""
+"""`fedmem parameters`: prints the table of all parameters."""
 
 import argparse
 
@@ -6,12 +6,12 @@ from fedmem.config.stages import markdown_table
 
 
 def add_commands(commands) -> None:
-    """Adds the command to the parser's."""
-    text = "print every parameter: default, what is allowed, meaning"
+    """Add the `parameters` command to the subparsers of `fedmem`."""
+    text = "print every parameter: default, allowed values, meaning"
     commands.add_parser("parameters", help=text, description=text).set_defaults(command=show_parameters)
 
 
 def show_parameters(options: argparse.Namespace) -> int:
-    """Prints the table of all parameters, in Markdown."""
+    """Print the table of all parameters in Markdown. Returns the exit code 0."""
     print(markdown_table())
     return 0

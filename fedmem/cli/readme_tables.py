@@ -1,8 +1,9 @@
-"""The README's generated tables: notebooks, studies, parameters.
+"""Generates the README's tables of notebooks, studies and parameters.
 
-`python -m fedmem.cli.readme_tables` prints them, `--write README.md` puts each in place of the table that stands there,
-known by
-its first line. What a notebook asks, reads and writes stands in its first cell; a study says its title and its grid.
+`python -m fedmem.cli.readme_tables` prints them; `--write README.md` replaces each table in the file, which it finds by
+its first
+line. A notebook's first cell holds its question, what it reads and writes, and how long it takes; a study's file holds
+its title and its grid.
 """
 
 import argparse
@@ -18,11 +19,15 @@ from fedmem.machine.paths import PACKAGE
 from fedmem.results.identity import NOTEBOOKS, notebook_file
 
 STUDIES = PACKAGE.parent / "params" / "studies"
-FIRST = ("demo", "own_data", "smollm2", "all")  # in this order; then what `all` includes, then the others by name
+# The main studies come first, in this order; then what `all` includes, then the others by name.
+FIRST = ("demo", "own_data", "smollm2", "all")
 
 
 def notebooks() -> str:
-    """Question, what is read and written, how long it takes: a line a notebook, from its first cell."""
+    """The table of notebooks: question, inputs, outputs and run time, one line per notebook, from its first cell.
+
+    Raises ValueError when a notebook's first cell lacks its title or its table of facts.
+    """
     rows = []
     for stage, name in NOTEBOOKS.items():
         text = "".join(json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"][0]["source"])
@@ -30,7 +35,7 @@ def notebooks() -> str:
         facts = dict(re.findall(r"^\| (reads|writes|takes) \| (.+) \|$", text, flags=re.MULTILINE))
         if title is None or facts.keys() != {"reads", "writes", "takes"}:
             raise ValueError(
-                f"notebooks/{name}.ipynb: its first cell is to have '# N · Stage: question?' and a table of reads, "
+                f"notebooks/{name}.ipynb: the first cell needs a title '# N · Stage: question?' and a table of reads, "
                 f"writes and takes; it has {sorted(facts)}"
             )
         question = title[1][0].upper() + title[1][1:]
@@ -39,12 +44,12 @@ def notebooks() -> str:
 
 
 def studies() -> str:
-    """Name, title, grid, and the base it stands on: a line a study of params/studies."""
+    """The table of studies: name, title, grid and base, one line per study of params/studies."""
     contents = {file.stem: read(file) for file in STUDIES.glob("*.yaml")}
     order = [*FIRST, *contents.get("all", {}).get("include", []), *sorted(contents)]
     rows = [
         (f"[{name}](params/studies/{name}.yaml)", contents[name]["title"], _grid(contents[name]), _base(contents[name]))
-        for name in dict.fromkeys(order)
+        for name in dict.fromkeys(order)  # a study appears once, where the order first has it
         if name in contents
     ]
     return _table(("study", "question", "grid", "base"), rows)
@@ -55,7 +60,7 @@ def _base(content: dict[str, Any]) -> str:
 
 
 def _grid(content: dict[str, Any]) -> str:
-    """What varies: `parameter`: values; points by their names; included studies."""
+    """What varies between a study's runs: `parameter`: values; names of points; included studies."""
     parts = [f"`{name}`: {', '.join(map(str, values))}" for name, values in content.get("grid", {}).items()]
     if "points" in content:
         parts.append(", ".join(content["points"]))
@@ -65,6 +70,7 @@ def _grid(content: dict[str, Any]) -> str:
 
 
 def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    # A pipe inside a cell ends the cell in Markdown, even within backticks.
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (heading, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(heading), *lines[1:]])
 
@@ -75,16 +81,18 @@ def tables() -> list[str]:
 
 
 def written(text: str) -> str:
-    """A document with the tables that begin like the generated ones replaced by them.
+    """The document `text` with its tables replaced by the generated ones; a table is found by its heading line.
 
-    Raises ValueError for one that is not there: put its heading line in, and this fills it.
+    Raises ValueError when the document has no line that equals a table's heading. To add a table, put its heading line
+    into the document.
     """
     lines = text.split("\n")
     for table in tables():
         new = table.split("\n")
         if new[0] not in lines:
-            raise ValueError(f"no table begins with {new[0]!r}: write that line where the table is to stand")
+            raise ValueError(f"no table begins with {new[0]!r}: write that line where the table belongs")
         begin = lines.index(new[0])
+        # a table ends at the first line that is not one of its rows
         end = next((i for i in range(begin, len(lines)) if not lines[i].startswith("|")), len(lines))
         lines[begin:end] = new
     return "\n".join(lines)

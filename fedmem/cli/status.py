@@ -1,4 +1,4 @@
-"""`fedmem status`: how a study stands, and what runs at this moment."""
+"""`fedmem status`: prints the state of a study's runs, and what runs at the moment."""
 
 import argparse
 from datetime import timedelta
@@ -11,14 +11,17 @@ from fedmem.study.runner import Progress, current_session
 
 
 def add_commands(commands) -> None:
-    """Adds the command to the parser's."""
-    study_command(commands, "status", show_status, "list a study's runs, what runs now, what failed; executes nothing")
+    """Add the `status` command to the subparsers of `fedmem`."""
+    study_command(commands, "status", show_status, "list a study's runs, running stages and failures; executes nothing")
 
 
 def show_status(options: argparse.Namespace) -> int:
-    """Prints each run's state, names what failed, and the progress of the session; 1 when something has failed."""
+    """Print each run's state, its failed stages, and the progress of the session.
+
+    Returns the exit code: 1 when a stage has failed, otherwise 0.
+    """
     plan = load_plan(options)
-    failed = 0
+    failed = 0  # counts runs: a shared stage that failed appears under each of its runs
     for one in plan.study.runs:
         faults = {stage: error for stage, job in one.jobs.items() if (error := failure_message(job.folder))}
         done = sum(plan.states[job.id] == "finished" for job in one.jobs.values())
@@ -34,10 +37,10 @@ def show_status(options: argparse.Namespace) -> int:
 
 
 def _print_session(about: dict[str, Any] | None) -> None:
-    """What the runner does now; about: what it wrote into its lock."""
+    """Print what the runner does now; `about` is the content of its lock, None when nothing runs."""
     if about is None:
         print("nothing runs")
-    elif "session" not in about:
+    elif "session" not in about:  # the lock is taken before the session's folder exists
         print(f"running: study {about.get('study')}, about to begin")
     else:
         now = Progress.of(Path(about["session"]))

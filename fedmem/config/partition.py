@@ -1,6 +1,6 @@
-"""The parameters of the partition stage, a part of `fedmem.config.stages` in a file of its own: there are many.
+"""The parameters of the partition stage: names, ranges, and checks across parameters.
 
-This module knows names, ranges and what is at odds with what; it reads no corpus.
+A part of `fedmem.config.stages`, in a separate file because of its length. No corpus is read here.
 """
 
 import codecs
@@ -12,12 +12,12 @@ from pydantic import model_validator
 from fedmem.config.parameter import StageConfig
 from fedmem.config.parameter import field as _field
 
-SYNTHETIC_GROUPS = 12  # of the synthetic corpus
-SCHEMA = ("id", "instruction", "input", "output", "group")  # of a corpus; fedmem.corpus.columns says what they hold
+SYNTHETIC_GROUPS = 12  # the number of groups in the synthetic corpus
+SCHEMA = ("id", "instruction", "input", "output", "group")  # a corpus's columns; fedmem.corpus.columns describes them
 
 
 class PartitionConfig(StageConfig):
-    """Which texts, and which client holds which."""
+    """The parameters of the partition stage: the corpus, and its division among the clients."""
 
     stage: ClassVar[str] = "partition"
     shown: ClassVar[tuple[str, ...]] = (
@@ -76,7 +76,7 @@ class PartitionConfig(StageConfig):
     )
     synthetic_words: int = _field(
         60,
-        "least words of an input of the synthetic corpus; the longest have about half as many more",
+        "minimum words of an input of the synthetic corpus; the longest inputs have about 50 % more",
         when={"corpus": ("synthetic",)},
         ge=10,
         le=2000,
@@ -99,7 +99,7 @@ class PartitionConfig(StageConfig):
         None, "groups of each client, [[a], [b, c]]; null: the n_clients largest", when={"partitioner": ("natural",)}
     )
     dirichlet_alpha: float = _field(
-        0.3, "concentration: small makes clients differ", when={"partitioner": ("dirichlet",)}, gt=0, le=1e6
+        0.3, "concentration: a small value makes clients differ", when={"partitioner": ("dirichlet",)}, gt=0, le=1e6
     )
     quantity_skew: float = _field(
         1.0, "client j's training rows fall as 1 ∕ (j + 1)^skew", when={"partitioner": ("quantity",)}, ge=0, le=10
@@ -112,6 +112,7 @@ class PartitionConfig(StageConfig):
     )
     partition_seed: int = _field(0, "seed of the synthetic corpus and of the deal", ge=0)
 
+    # Each message opens with the parameter's name: `parameter._explain` puts the file or flag in front of it.
     @model_validator(mode="after")
     def _source_given(self) -> Self:
         if self.corpus == "file" and not self.corpus_path:
@@ -125,12 +126,12 @@ class PartitionConfig(StageConfig):
         if self.heldout_path and (self.corpus != "file" or self.heldout_rows):
             raise ValueError(
                 f"heldout_path: got {self.heldout_path!r}, but corpus = {self.corpus} and heldout_rows = "
-                f"{self.heldout_rows}; allowed is with corpus = file and heldout_rows = 0, for its rows are the "
-                "held-out ones"
+                f"{self.heldout_rows}; expected corpus = file and heldout_rows = 0, because the rows of heldout_path "
+                "are the held-out ones"
             )
         if isinstance(self.heldout_path, list) and len(self.heldout_path) != self.n_clients:
             raise ValueError(
-                f"heldout_path: got {len(self.heldout_path)} files; allowed is one file for all clients, or a list of "
+                f"heldout_path: got {len(self.heldout_path)} files; expected one file for all clients, or a list of "
                 f"n_clients = {self.n_clients}, one a client"
             )
         if self.corpus == "hub" and not (self.hub_dataset and self.hub_columns.get("input")):
@@ -140,16 +141,18 @@ class PartitionConfig(StageConfig):
             )
         for name in ("column_map", "hub_columns"):
             for key, value in getattr(self, name).items():
+                # input is the measured text: it cannot be left out, as the other columns can
                 if key not in SCHEMA or not (isinstance(value, str) or (value is None and key != "input")):
                     raise ValueError(
-                        f"{name}: got {{{key!r}: {value!r}}}; allowed are texts for {', '.join(SCHEMA)}"
+                        f"{name}: got {{{key!r}: {value!r}}}; expected strings for {', '.join(SCHEMA)}"
                         + ", and null for all but input"
                     )
+        # checked here, because otherwise the error would appear only when a stage reads the file
         try:
             codecs.lookup(self.corpus_encoding)
         except LookupError:
             raise ValueError(
-                f"corpus_encoding: got {self.corpus_encoding!r}; allowed is an encoding that Python knows, such as "
+                f"corpus_encoding: got {self.corpus_encoding!r}; expected an encoding that Python supports, such as "
                 "utf-8, cp1252 or utf-16"
             ) from None
         return self
@@ -159,40 +162,43 @@ class PartitionConfig(StageConfig):
         if self.corpus == "synthetic" and self.partitioner == "natural" and self.n_clients > SYNTHETIC_GROUPS:
             raise ValueError(
                 f"n_clients: got {self.n_clients}; partitioner natural gives each client a group, and the synthetic "
-                f"corpus has {SYNTHETIC_GROUPS}: allowed is at most that, or partitioner topic, dirichlet or iid"
+                f"corpus has {SYNTHETIC_GROUPS} groups: expected at most that many clients, or partitioner topic, "
+                "dirichlet or iid"
             )
         groups = self.client_groups
         if groups is not None:
             named = [name for client in groups for name in (client if isinstance(client, list) else [client])]
             if not all(isinstance(name, str) for name in named) or [] in groups:
-                raise ValueError(f"client_groups: got {groups!r}; allowed is a list of names or of lists of names")
+                raise ValueError(f"client_groups: got {groups!r}; expected a list of names or of lists of names")
             if len(set(named)) < len(named) or len(groups) != self.n_clients:
                 raise ValueError(
-                    f"client_groups: got {groups!r}; allowed is one entry for each of the n_clients = {self.n_clients} "
+                    f"client_groups: got {groups!r}; expected one entry for each of the n_clients = {self.n_clients} "
                     "clients, and no group twice"
                 )
         try:
             re.compile(self.unit or "")
         except re.error as error:
-            raise ValueError(f"unit: got {self.unit!r}; allowed is a regular expression ({error})") from None
+            raise ValueError(f"unit: got {self.unit!r}; expected a regular expression ({error})") from None
         return self
 
     @model_validator(mode="after")
     def _rows_possible(self) -> Self:
         rows = self.split_rows
+        # 0 counts as neither: 0 test rows may be beside shares as well as beside counts
         shares = any(isinstance(count, float) and count for count in rows.values())
         for split, count in rows.items():
             least = 0 if split != "train" else 1e-9 if shares else 1
             if count < least or (shares and (count > 1 or (isinstance(count, int) and count))):
-                allowed_ = "a share, as the others are: > 0 and ≤ 1" if shares else f"a whole number ≥ {least}"
-                raise ValueError(f"{split}_rows: got {count!r}; allowed is {allowed_}")
-        if shares and sum(rows.values()) > 1 + 1e-9:
+                expected = "a share, as the others are: > 0 and ≤ 1" if shares else f"a whole number ≥ {least}"
+                raise ValueError(f"{split}_rows: got {count!r}; expected {expected}")
+        if shares and sum(rows.values()) > 1 + 1e-9:  # shares such as 0.7 + 0.2 + 0.1 do not sum to exactly 1
             raise ValueError(
-                f"train_rows: got {' + '.join(map(str, rows.values()))} as shares of all splits; their sum is at most 1"
+                f"train_rows: got {' + '.join(map(str, rows.values()))} as shares of all splits; expected a sum of at "
+                "most 1"
             )
         if shares and self.corpus == "synthetic" and self.synthetic_rows is None:
             raise ValueError(
-                "synthetic_rows: got nothing; where train_rows is a share it must say how many rows there are"
+                "synthetic_rows: got nothing; when train_rows is a share, it must give the number of rows of each group"
             )
         return self
 
@@ -203,12 +209,12 @@ class PartitionConfig(StageConfig):
 
     @property
     def skew(self) -> float:
-        """How unequal the clients' numbers of training rows are; 0: equal."""
+        """The exponent by which the clients' numbers of training rows fall; 0: equal numbers."""
         return self.quantity_skew if self.partitioner == "quantity" else 0.0
 
     @property
     def source(self) -> dict[str, Any]:
-        """What `fedmem.corpus.loading.load_corpus` needs to know for this corpus."""
+        """The arguments of `fedmem.corpus.loading.load_corpus` for this corpus."""
         if self.corpus == "file":
             return {"path": self.corpus_path, "column_map": self.column_map, "encoding": self.corpus_encoding}
         if self.corpus == "hub":
@@ -226,20 +232,21 @@ class PartitionConfig(StageConfig):
 
     @property
     def heldout_source(self) -> dict[str, Any]:
-        """What `fedmem.corpus.loading.load_corpus` needs to know for the held-out texts."""
+        """The arguments of `fedmem.corpus.loading.load_corpus` for the held-out texts."""
         return {"path": self.heldout_path, "column_map": self.column_map, "encoding": self.corpus_encoding}
 
     @property
     def n_groups(self) -> int:
-        """Groups of the synthetic corpus: one a client, as far as there are as many."""
+        """The number of groups of the synthetic corpus: one for each client, at most SYNTHETIC_GROUPS."""
         return min(self.n_clients, SYNTHETIC_GROUPS)
 
     @property
     def rows_per_group(self) -> int:
-        """Rows of each group of the synthetic corpus."""
+        """The number of rows of each group of the synthetic corpus."""
         if self.synthetic_rows is not None:
             return self.synthetic_rows
         needed = sum(self.split_rows.values()) * (1 if self.partitioner in ("natural", "iid") else 4)
+        # rounded up, in whole numbers; the factor 4 leaves clients room to take unequal parts of the groups
         return -(-needed * self.n_clients // self.n_groups)
 
     @property

@@ -12,4 +12,4 @@ KINDS = ("verbatim", "paraphrase_high", "paraphrase_low", "paraphrase", "idea") 
 
 PARTS = ("intra", "inter", "total")
 
-POOLED = -1  # in the place of a client's id: all clients together
+POOLED = -1  # used as a client's id: all clients together

@@ -1,7 +1,8 @@
-"""Rows of text files as they stand: JSON Lines, CSV, Parquet, and the original PubMed RCT files.
+"""Reads rows of text files without conversion: JSON Lines, CSV, Parquet, and the original PubMed RCT files.
 
-Every reader yields (place, row), a row being a mapping of the file's own columns; nothing is converted, guessed or left
-out, fields may be of any length. This module knows formats and encodings; it does not know the schema.
+Every reader yields (place, row), where a row is a mapping of the file's own columns and place names file and line for
+messages. Nothing is converted, guessed or left out; fields may have any length. This module handles formats and
+encodings; it does not depend on the schema (see `fedmem.corpus.columns`).
 """
 
 import csv
@@ -15,35 +16,37 @@ from fedmem.corpus.columns import CorpusError, Record, shown_names
 
 
 def files_of(path: str | Path | Sequence[str | Path] | None) -> list[Path]:
-    """Return the corpus's files: the one at `path`, those of the folder, sorted by name, or those of a list as it is.
+    """Return the files of a corpus: the file `path`, the files of the folder `path` sorted by name, or the given list.
 
-    Raises CorpusError for what is not there or of another suffix, and for a folder in a list.
+    Raises CorpusError when path is empty, when a file is missing or has a suffix not in READERS, or when a list
+    contains a folder.
     """
     kinds = ", ".join(READERS)
     if not path:
-        raise CorpusError(f"corpus_path: got nothing; allowed is a file ({kinds}) or a folder of them, one a client")
+        raise CorpusError(f"corpus_path: got nothing; expected a file ({kinds}) or a folder of them, one per client")
     if isinstance(path, str | Path):
         place = Path(path).expanduser()
         if not place.exists():
             raise CorpusError(f"{path}: does not exist; corpus_path must name a file ({kinds}) or a folder of them")
+        # sorted, because the order of a folder's listing differs between file systems
         files = [place] if place.is_file() else sorted(f for f in place.iterdir() if not f.name.startswith("."))
         if not files:
-            raise CorpusError(f"{path}: is a folder without files; allowed are files of {kinds}")
+            raise CorpusError(f"{path}: is a folder without files; expected files of {kinds}")
     else:
         files = [Path(file).expanduser() for file in path]
     for file in files:
         if not file.is_file():
             what = "is a folder" if file.is_dir() else "does not exist"
-            raise CorpusError(f"{file}: {what}; allowed are files of {kinds}")
+            raise CorpusError(f"{file}: {what}; expected a file of {kinds}")
         if file.suffix.lower() not in READERS:
-            raise CorpusError(f"{file}: {file.suffix or 'no'} suffix; allowed are {kinds}")
+            raise CorpusError(f"{file}: {file.suffix or 'no'} suffix; expected one of {kinds}")
     return files
 
 
 def names_of(files: Sequence[Path]) -> list[str]:
-    """Return a name for each of several files: without folder and suffix, or with its folder's name to tell them apart.
+    """Return a distinct name for each of several files: its name without suffix, or folder and name if needed.
 
-    Raises CorpusError when that is not enough.
+    Raises CorpusError when two files still have the same name.
     """
     places = [file.resolve() for file in files]
     for names in ([place.stem for place in places], [f"{place.parent.name}-{place.stem}" for place in places]):
@@ -51,12 +54,15 @@ def names_of(files: Sequence[Path]) -> list[str]:
             return names
     twice = next(name for name in names if names.count(name) > 1)
     raise CorpusError(
-        f"two files are both called {twice!r}, by their folders' names too: rename one, or give each once"
+        f"two files are both called {twice!r}, even with their folders' names: rename one, or give each once"
     )
 
 
 def read(file: Path, encoding: str = "utf-8") -> Iterator[Record]:
-    """Yield (place, row) for each row of a file of a suffix in READERS. Raises CorpusError with file and line."""
+    """Yield (place, row) for each row of a file with a suffix in READERS.
+
+    Raises CorpusError, with file and line, when a row cannot be read or decoded.
+    """
     try:
         yield from READERS[file.suffix.lower()](file, encoding)
     except UnicodeError:
@@ -64,7 +70,8 @@ def read(file: Path, encoding: str = "utf-8") -> Iterator[Record]:
 
 
 def _json_lines(file: Path, encoding: str) -> Iterator[Record]:
-    """One object a line; only a line feed ends a line, as JSON Lines has it; lines of white space hold no row."""
+    """Yield one JSON value per line; lines of white space are skipped."""
+    # newline: JSON Lines ends a line with a line feed only, while Python would also split at a lone \r
     with _opened(file, encoding, newline="\n") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -77,32 +84,32 @@ def _value(text: str, place: str) -> object:
         return json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, place))
     except CorpusError:
         raise
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # deep nesting exceeds the parser's recursion
         # only the parser's own words: the line itself is private text
         reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
         raise CorpusError(f"{place}: not JSON ({reason}); each line must hold one JSON object") from None
 
 
 def _object(pairs: list[tuple[str, object]], place: str) -> dict[str, object]:
-    row = dict(pairs)
+    row = dict(pairs)  # keeps the last of two equal keys, silently
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise CorpusError(f"{place}: key {shown_names([repeated])} stands there more than once; which is meant?")
+        raise CorpusError(f"{place}: key {shown_names([repeated])} appears more than once; keep one of them")
     return row
 
 
 def _csv(file: Path, encoding: str, delimiter: str = ",") -> Iterator[Record]:
-    """A header, then as many cells a row; every cell is a text, so that NA and null stay what they are."""
+    """Yield rows below a header; every cell is a string, so that "NA" and "null" remain text."""
+    # newline="": csv finds line ends itself, because a quoted cell may contain some
     with _opened(file, encoding, newline="") as text, _any_length():
         reader = csv.reader(text, delimiter=delimiter, strict=True)
         try:
             header = next(reader, [])
             if len(set(header)) < len(header):
                 twice = next(name for name in header if header.count(name) > 1)
-                raise CorpusError(
-                    f"{file}, line 1: column {shown_names([twice])} stands there more than once; rename one"
-                )
+                raise CorpusError(f"{file}, line 1: column {shown_names([twice])} appears more than once; rename one")
+            # a row with line feeds in its cells spans several lines: its place is the first of them
             line = reader.line_num + 1
             for cells in reader:
                 place, line = f"{file}, line {line}", reader.line_num + 1
@@ -111,7 +118,7 @@ def _csv(file: Path, encoding: str, delimiter: str = ",") -> Iterator[Record]:
                 if cells:
                     yield place, dict(zip(header, cells, strict=True))
         except csv.Error as error:
-            raise CorpusError(f"{file}, line {reader.line_num}: not CSV ({error}); mend the quotes there") from None
+            raise CorpusError(f"{file}, line {reader.line_num}: not CSV ({error}); correct the quotes there") from None
 
 
 def _tsv(file: Path, encoding: str) -> Iterator[Record]:
@@ -120,7 +127,7 @@ def _tsv(file: Path, encoding: str) -> Iterator[Record]:
 
 @contextmanager
 def _any_length() -> Iterator[None]:
-    """Python's csv refuses cells of more than 131,072 characters, by a limit of the whole process: put back after."""
+    """Lift csv's limit of 131,072 characters per cell, and restore it afterwards: it is global to the process."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -129,7 +136,7 @@ def _any_length() -> Iterator[None]:
 
 
 def _parquet(file: Path, encoding: str) -> Iterator[Record]:
-    import pyarrow
+    import pyarrow  # here, because only Parquet files need it
     import pyarrow.parquet
 
     try:
@@ -137,6 +144,7 @@ def _parquet(file: Path, encoding: str) -> Iterator[Record]:
     except pyarrow.ArrowException as error:
         raise CorpusError(f"{file}: not Parquet ({error})") from None
     number = 0
+    # in batches: a whole table of Python objects takes several times the file's memory
     for batch in content.iter_batches(batch_size=10_000):
         for row in batch.to_pylist():
             number += 1
@@ -144,10 +152,10 @@ def _parquet(file: Path, encoding: str) -> Iterator[Record]:
 
 
 def rct_records(file: Path, encoding: str = "utf-8") -> Iterator[Record]:
-    """Yield the sentences of an original PubMed RCT file: abstract_id, label, text, sentence_id.
+    """Yield (place, row) for the sentences of an original PubMed RCT file: abstract_id, label, text, sentence_id.
 
-    An abstract opens with `###<id>`; its lines are LABEL, tab, sentence, and an empty line ends it (Dernoncourt and Lee
-    2017, "PubMed 200k RCT").
+    An abstract begins with a line `###<id>`, followed by lines of LABEL, tab, sentence, and ends with an empty line
+    (Dernoncourt and Lee 2017, "PubMed 200k RCT"). Raises CorpusError when a line has another form.
     """
     abstract, sentence = None, 0
     with _opened(file, encoding, newline="\n") as lines:
@@ -178,12 +186,13 @@ READERS = {
 
 
 def _opened(file: Path, encoding: str, newline: str):
-    """A byte order mark of UTF-8 is no part of the text."""
+    # utf-8-sig drops a byte order mark, which would become part of the first column's name
     return file.open(encoding="utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding, newline=newline)
 
 
 def _undecodable(file: Path, encoding: str) -> str:
-    """Where a file leaves its encoding; read once more, because a decoder of a stream counts from its own block."""
+    """Describe where a file cannot be decoded, and what to do."""
+    # the whole file is read again: the error of a stream counts bytes from the start of its current block
     try:
         file.read_bytes().decode(encoding)
     except UnicodeDecodeError as error:

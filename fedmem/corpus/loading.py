@@ -26,12 +26,13 @@ from fedmem.corpus.columns import (
 from fedmem.corpus.files import files_of, names_of, rct_records, read
 from fedmem.corpus.synthetic import make_corpus
 
+# suffix: builder of `datasets`; .txt is missing, because `rct_records` reads it
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Which data set of the hub: its id, configuration, split and revision (a commit), and how many rows at most."""
+    """A data set of the hub: its id, configuration, split and revision (a commit), and the largest number of rows."""
 
     dataset: str
     config: str | None = None
@@ -45,19 +46,24 @@ class HubSource:
 
 
 def records(source: HubSource, columns: dict[str, Column | None], path: str | None, seed: int) -> Iterator[Record]:
-    """Yield (place, row) of the data set, from the hub or, with `path`, from files in the same layout.
+    """Yield (place, row) of the data set, from the hub or from files in the same layout; class labels are names.
 
-    `path`: JSON Lines, CSV or Parquet files, or original RCT text. With `source.rows` that many rows are drawn at
-    random by `seed`, and stay in the data set's order. Class labels come by name. Raises CorpusError when the data set
-    cannot be loaded, with its own reason and what to do.
+    source: the data set; `source.rows` rows are drawn at random, all if None, and stay in the data set's order.
+    columns: {schema field: its column in the data set, or None}.
+    path: JSON Lines, CSV or Parquet files of one kind, or original RCT text; None: the hub.
+    seed: seed of the draw, >= 0.
+
+    Raises CorpusError when the data set cannot be loaded, with the reason and what to do, or when a column is missing.
     """
     data, name = _dataset(source, path)
     if source.rows is not None and source.rows < len(data):
         import numpy as np
 
+        # a permutation, cut: a larger number of rows contains the smaller one
         data = data.select(np.sort(np.random.default_rng(seed).permutation(len(data))[: source.rows]))
     require(columns, data.column_names, name, "hub_columns")
     outer = {name.split(".")[0] for column in columns.values() if column for part in column.parts for name in part}
+    # columns that are not mapped are never read
     data = data.select_columns([column for column in data.column_names if column in outer])
     labels = {column: feature for column, feature in data.features.items() if hasattr(feature, "int2str")}
     for number, row in enumerate(data, 1):
@@ -66,8 +72,8 @@ def records(source: HubSource, columns: dict[str, Column | None], path: str | No
 
 
 def _dataset(source: HubSource, path: str | None):
-    """The loaded data set, and its name for messages."""
-    import datasets
+    """Return the loaded data set, and its name for messages."""
+    import datasets  # here, because it is slow to import and only corpora of the hub need it
 
     try:
         if path is None:
@@ -80,7 +86,7 @@ def _dataset(source: HubSource, path: str | None):
         builder = BUILDERS.get(files[0].suffix.lower())
         if builder is None or any(BUILDERS.get(file.suffix.lower()) != builder for file in files):
             raise CorpusError(
-                f"{path}: allowed is one kind of files in a copy of a data set: {', '.join(BUILDERS)}, .txt"
+                f"{path}: expected files of one kind in a copy of a data set: {', '.join(BUILDERS)}, .txt"
             )
         return datasets.load_dataset(builder, data_files=[str(file) for file in files], split="train"), str(path)
     except CorpusError:
@@ -116,21 +122,20 @@ def load_corpus(
     `corpus` is one of
     - synthetic: made by `fedmem.corpus.synthetic.make_corpus` from `task`, `n_groups`, `rows_per_group`, `seed`,
       `repeated_sentences`, `repeated_texts` and `input_words`;
-    - file: JSON Lines, CSV, TSV or Parquet at `path`, or a folder or list of such files, one a client: then a row's
-      group is its file's name (`fedmem.corpus.files.names_of`), which also precedes its id. `column_map` ({key of
-      SCHEMA: the
-      file's column, or None}) names columns that are called otherwise; `encoding` is that of text files (a byte order
-      mark of UTF-8 is accepted);
+    - file: JSON Lines, CSV, TSV or Parquet at `path`, or a folder or list of such files, one per client: then a row's
+      group is its file's name (`fedmem.corpus.files.names_of`), which is also a prefix of its id. `column_map` ({key of
+      SCHEMA: the file's column, or None}) names columns with other names; `encoding` is that of text files (a byte
+      order mark of UTF-8 is accepted);
     - hub: the data set `hub` (the fields of `fedmem.corpus.loading.HubSource`), or files at `path` in its layout;
     `column_map` is
       a table as `parsed_columns` explains, `seed` draws `hub["rows"]` rows.
       Rows whose input is empty are left out and listed in the frame's attrs["empty"].
 
-    Texts stay as they are, white space and line breaks included. A null instruction, output or group becomes an empty
-    text; other columns are not read. Raises CorpusError, with file and line, for whatever does not fit.
+    Texts are not changed, white space and line breaks included. A null instruction, output or group becomes an empty
+    string; other columns are not read. Raises CorpusError, with file and line, for a row or a source that is not valid.
     """
     if corpus == "synthetic":
-        try:
+        try:  # one kind of error for every source, so that callers need to catch only that
             made = make_corpus(task, n_groups, rows_per_group, seed, repeated_sentences, repeated_texts, input_words)
         except ValueError as error:
             raise CorpusError(f"synthetic corpus: {error}") from error
@@ -141,13 +146,13 @@ def load_corpus(
     if corpus == "hub":
         if hub is None:
             raise CorpusError("corpus 'hub' needs hub_dataset and hub_columns; params/tasks/*.yaml have them")
-        columns, empty = parsed_columns(column_map or {}), []
+        columns, empty = parsed_columns(column_map or {}), []  # `empty` is filled while `_gate` reads the rows
         source = HubSource(**hub)
         rows = mapped(records(source, columns, path and str(path), seed), columns, "hub_columns")
         frame = _gate(_not_empty(rows, empty), columns, source=str(path or source))
         frame.attrs["empty"] = empty
         return frame
-    raise CorpusError(f"corpus {corpus!r}: allowed are 'synthetic', 'file' and 'hub'")
+    raise CorpusError(f"corpus: got {corpus!r}; expected 'synthetic', 'file' or 'hub'")
 
 
 def _source(path: Files) -> str:
@@ -163,12 +168,15 @@ def _file_rows(path: Files, columns: Mapping[str, Column | None], encoding: str)
         empty = True
         for place, row in mapped(read(file, encoding), {**columns, "group": Column(text=name)}, "column_map"):
             empty = False
+            # ids are often line numbers, unique only within a file
             yield place, {**row, "id": f"{name}/{row['id']}" if row["id"] else row["id"]}
+        # with one file, `_gate` reports an empty corpus; here the other files would hide that a client has no rows
         if empty:
             raise CorpusError(f"{file}: holds no rows, and it is one client's file: fill it or leave it out")
 
 
 def _not_empty(records: Iterable[Record], empty: list[str]) -> Iterator[Record]:
+    # published data sets have such rows; in a user's own file the same row is an error
     for place, row in records:
         if row["input"] is None or (isinstance(row["input"], str) and not row["input"].strip()):
             empty.append(place)
@@ -179,7 +187,7 @@ def _not_empty(records: Iterable[Record], empty: list[str]) -> Iterator[Record]:
 def _gate(
     records: Iterable[Record], columns: Mapping[str, Column | None] | None = None, source: str = "corpus"
 ) -> pd.DataFrame:
-    """Return checked records as a frame; raises CorpusError at the first that does not fit, or if there is none."""
+    """Return checked records as a frame; raises CorpusError at the first one that is not valid, or without any."""
     places: dict[str, str] = {}
     values: dict[str, list[str]] = {key: [] for key in SCHEMA}
     for place, record in records:
@@ -191,4 +199,5 @@ def _gate(
             values[key].append(value)
     if not places:
         raise CorpusError(f"{source}: holds no rows; expected rows with {', '.join(SCHEMA)}")
+    # explicit: the dtype that pandas infers for strings depends on its version and options
     return pd.DataFrame(values, dtype="str")

@@ -1,12 +1,12 @@
-"""A synthetic corpus: seeded, medical-flavoured English in the shapes of the four tasks.
+"""Generates a synthetic corpus: seeded, medical-sounding English in the formats of the four tasks.
 
-Every sentence is a form with slots, every slot a list of thirty words and more, so that the grammar is quickly learnt,
-each text is one of a kind, and a run of more than 50 characters hardly ever comes twice by chance. A row has a topic:
-its first sentence, its output and its question speak of the same words. Half of the sites, findings and treatments
-of a group are words of that group alone. No text is taken from anywhere, and the statements mean nothing.
+Every sentence is a form with slots, and every slot has a list of thirty words or more. A model therefore learns the
+grammar quickly, each text is unique, and a run of more than 50 characters hardly ever occurs twice by chance. A row has
+a topic: its first sentence, its output and its question use the same words. Half of the sites, findings and treatments
+of a group are words of that group alone. No text is copied from any source, and the statements have no meaning.
 
-It does not know clients, splits or models. The public part (for the base model) shares no sentence with any private
-corpus of any seed: a digest of the sentence decides to which of the two it belongs.
+The module does not depend on clients, splits or models. The public part (for the base model) shares no sentence with
+any private corpus of any seed: a digest of the sentence decides to which of the two it belongs.
 """
 
 import random
@@ -19,9 +19,11 @@ from fedmem.config.vocabulary import TASKS
 
 COLUMNS = ["id", "instruction", "input", "output", "group"]
 
-INPUT_WORDS = 60  # sentences are added until a length is reached that is drawn from this to 4/15 more: 60 to 90 words
+# Sentences are added until the text reaches a length drawn from this to 4/15 more. The last sentence exceeds it: 60 to
+# 90 words.
+INPUT_WORDS = 60
 
-# Words that every group uses.
+# Words that all groups use.
 SHARED = {
     "quality": "dull sharp steady mild severe sudden slow deep faint brief constant stubborn nightly hidden diffuse "
     "painful harmless chronic acute rare odd subtle violent rapid heavy light dry warm cold strange frequent fresh "
@@ -52,7 +54,7 @@ SHARED = {
     "vaccines tablets drops syrup injections compresses splints tea heat hypnosis counseling",
 }
 
-# Words that one group alone uses: sites; findings; treatments.
+# Words that only one group uses: sites; findings; treatments.
 GROUPS = {
     "cardiology": "heart aorta valve atrium ventricle septum artery pulse chest vein sternum apex; "
     "palpitations murmurs angina flutter arrhythmia clots stenosis infarcts fainting emboli congestion ischemia; "
@@ -92,7 +94,7 @@ GROUPS = {
     "iron folate transfusions chemotherapy chelation rituximab phlebotomy cobalamin interferon rays busulfan donors",
 }
 
-# Sentences, task by task. In a classification the sentences of one label stand together.
+# Sentence forms by task. Those of classification are in LABELS: a text uses the forms of its label alone.
 STUDY = (
     "In {manner} trials, {people} with {quality} {finding} of the {site} chose {treatment}.",
     "Among {people}, {manner} {treatment} {verb} {quality} {finding} after {activity}.",
@@ -151,6 +153,7 @@ OUTPUTS = {
     "qa": ("Yes, {manner} {treatment} {verb} {quality} {finding} of the {site} in {people} at the {place}.",),
 }
 
+# One string per slot above keeps the lists readable; a slot of a group is drawn from both lists (see _words).
 WORDS = {slot: words.split() for slot, words in SHARED.items()}
 
 GROUP_WORDS = {
@@ -170,14 +173,22 @@ def make_corpus(
 ) -> pd.DataFrame:
     """Make a private corpus: `n_groups` times `rows_per_group` rows of id, instruction, input, output, group.
 
-    An input has `input_words` words or up to a half more (60 to 90 by default). No two rows share a sentence of input
-    or output, unless asked for: a share `repeated_texts` (0 to 1) of the rows, drawn by the seed, are copies of another
-    row but for id and group; a share `repeated_sentences` have one sentence of their input replaced by one that another
-    row began with. The instruction is the task's, but a question of the row's own in qa. A row depends on the task, its
-    group, its number in the group and the seed, not on how many others there are. Raises ValueError.
+    task: summarization, dialog, qa or classification.
+    n_groups: number of medical groups, 1 to 12, taken in the order of GROUPS.
+    rows_per_group: rows of each group, at least 1.
+    seed: any integer; it decides all draws.
+    repeated_sentences: share of the rows, 0 to 1, in whose input one sentence is replaced by another row's first one.
+    repeated_texts: share of the rows, 0 to 1, that are copies of another row except for id and group.
+    input_words: words of an input, 10 to 2000; an input has up to a half more (60 to 90 by default).
+
+    Without repetition no two rows share a sentence of input or output. The instruction is the task's; in qa it is the
+    row's own question. A row depends on the task, its group, its number in the group and the seed, not on the number
+    of other rows. Raises ValueError when an argument is out of its range.
     """
     _check(task, n_groups, rows_per_group, {"sentences": repeated_sentences, "texts": repeated_texts}, input_words)
     taken: set[str] = set()
+    # Each row has its own generator, so that it does not depend on the number of rows. A string seeds Random by its
+    # SHA-512, which is the same in every process; hash() is not.
     rows = [
         _row(task, group, random.Random(f"{seed} {task} {group} {number}"), _is_private, taken, input_words)
         | {"id": f"{task}-{group}-{number:05d}", "group": group}
@@ -185,14 +196,14 @@ def make_corpus(
         for number in range(rows_per_group)
     ]
     _copy(rows, repeated_texts, random.Random(f"{seed} {task} copy"))
-    _repeat(rows, repeated_sentences, random.Random(f"{seed} {task} repeat"))
+    _repeat(rows, repeated_sentences, random.Random(f"{seed} {task} repeat"))  # last: a copy would overwrite it
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def public_texts(n_rows: int, seed: int) -> pd.DataFrame:
-    """Make public rows of the same columns, the four tasks in turn, groups drawn at random.
+    """Make `n_rows` public rows with the columns of `make_corpus`, the four tasks in turn, the groups drawn at random.
 
-    They share no sentence with any row of `make_corpus`, whatever the seeds.
+    They share no sentence with any row of `make_corpus`, for any pair of seeds.
     """
     draw = random.Random(f"{seed} public")
     taken: set[str] = set()
@@ -205,7 +216,7 @@ def public_texts(n_rows: int, seed: int) -> pd.DataFrame:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a synthetic text into its sentences (they end in a full stop or a question mark, and hold no other)."""
+    """Split a synthetic text into its sentences. The forms use full stops and question marks only at sentence ends."""
     return [part.strip() for part in text.replace(".", ".\n").replace("?", "?\n").split("\n") if part.strip()]
 
 
@@ -217,11 +228,12 @@ def _row(
     taken: set[str],
     input_words: int = INPUT_WORDS,
 ) -> dict:
-    """Draw one row; its sentences are `allowed` and not yet `taken`, and are taken now."""
+    """Draw one row of sentences that are `allowed` and not in `taken`, and add them to `taken`."""
+    # The label is drawn for every task: dropping the draw for the others would change their corpora.
     label = draw.choice(list(LABELS))
     forms = LABELS[label] if task == "classification" else FORMS[task]
     topical = [forms[draw.randrange(len(forms))], *OUTPUTS.get(task, ()), *([QUESTION] if task == "qa" else ())]
-    while True:
+    while True:  # redrawn as a whole, because the topical sentences must use the same words
         topic = _words(group, draw)
         first, *rest = [form.format(**topic) for form in topical]
         if all(allowed(sentence) and sentence not in taken for sentence in (first, *rest)):
@@ -237,42 +249,45 @@ def _row(
 
 
 def _words(group: str, draw: random.Random) -> dict[str, str]:
-    """Draw a word for every slot; where the group has words of its own, half of the draws are of those."""
+    """Draw a word for every slot; half of the draws for site, finding and treatment take the group's own words."""
     own = GROUP_WORDS[group]
     return {slot: draw.choice(own[slot] if slot in own and draw.random() < 0.5 else WORDS[slot]) for slot in WORDS}
 
 
 def _is_private(sentence: str) -> bool:
+    # A digest, because Python's hash() of a string differs from process to process.
     return blake2b(sentence.encode(), digest_size=1).digest()[0] % 2 == 1
 
 
 def _copy(rows: list[dict], share: float, draw: random.Random) -> None:
-    """Make a share of the rows copies of others, which are no copies themselves; each keeps its id and group."""
+    """Turn a share of the rows into copies of rows that are not copies themselves; each keeps its id and group."""
+    # at least one row must remain as the original, even with a share of 1
     receivers = set(draw.sample(range(len(rows)), min(round(share * len(rows)), len(rows) - 1)))
     givers = [row for number, row in enumerate(rows) if number not in receivers]
-    for number in sorted(receivers):
+    for number in sorted(receivers):  # the draws below must not depend on the order of a set
         rows[number] |= {key: value for key, value in draw.choice(givers).items() if key not in ("id", "group")}
 
 
 def _repeat(rows: list[dict], share: float, draw: random.Random) -> None:
-    """Give a share of the rows, in place of a later sentence of theirs, the first sentence of another row."""
+    """Replace, in a share of the rows, one sentence after the first by the first sentence of another row."""
     first = [sentences(row["input"])[0] for row in rows]
     for receiver in draw.sample(range(len(rows)), round(share * len(rows))):
         body = sentences(rows[receiver]["input"])
         giver = draw.choice([number for number in range(len(rows)) if number != receiver])
+        # from 1: a row's first sentence holds the topic that its output repeats
         body[draw.randrange(1, len(body))] = first[giver]
         rows[receiver]["input"] = " ".join(body)
 
 
 def _check(task: str, n_groups: int, rows_per_group: int, repeated: dict[str, float], input_words: int) -> None:
     if task not in TASKS:
-        raise ValueError(f"task {task!r}: allowed are {', '.join(TASKS)}")
+        raise ValueError(f"task: got {task!r}; expected one of {', '.join(TASKS)}")
     if not 1 <= n_groups <= len(GROUPS):
-        raise ValueError(f"n_groups {n_groups}: the synthetic corpus has 1 to {len(GROUPS)} groups")
+        raise ValueError(f"n_groups: got {n_groups}; expected 1 to {len(GROUPS)}, the groups of the synthetic corpus")
     if rows_per_group < 1:
-        raise ValueError(f"rows_per_group {rows_per_group}: at least 1")
+        raise ValueError(f"rows_per_group: got {rows_per_group}; expected at least 1")
     for what, share in repeated.items():
         if not 0 <= share <= 1 or (share and n_groups * rows_per_group < 2):
-            raise ValueError(f"repeated_{what} {share}: a share of 0 to 1, with at least 2 rows")
+            raise ValueError(f"repeated_{what}: got {share}; expected a share of 0 to 1, with at least 2 rows")
     if not 10 <= input_words <= 2000:
-        raise ValueError(f"input_words {input_words}: 10 to 2000")
+        raise ValueError(f"input_words: got {input_words}; expected 10 to 2000")

@@ -1,7 +1,7 @@
-"""Which pairs the detector looks at: each continuation with the suffixes of every client that resemble it most.
+"""Selects the pairs that the detector compares: each continuation with the most similar suffixes of every client.
 
-One index for each client's member suffixes and one for its held-out ones, so that controls displace nothing. What ranks
-is handed in; knows nothing of the detector.
+Each client has one index of its member suffixes and one of its held-out suffixes, so that a control never displaces a
+member. The caller passes the ranking engine; this module does not depend on the detector.
 """
 
 from __future__ import annotations
@@ -27,27 +27,32 @@ def find_candidates(
     max_query_terms: int = MAX_QUERY_TERMS,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """The `top_n` suffixes of each client that rank highest for each continuation, held-out suffixes apart.
+    """Rank each client's suffixes by BM25 for each continuation and return the `top_n` best, held-out ones separately.
 
-    prefixes: prefix_id, client, continuation. suffixes: suffix_id, client, member, suffix.
-    engine: what ranks, as `fedmem.retrieval.engines.open_engine` gives it (default: the embedded one). One index lives
-    at a
-    time, for one (client, member). Stop words are dropped from queries, as in the study, and of what is left the first
-    `max_query_terms` distinct words are kept: `retrieval_record` says where that made a difference.
-    Returns CANDIDATE_COLUMNS, rank from 1, ordered by prefix, suffix client, members first, rank. A continuation
-    that finds nothing has no row.
+    prefixes: table with prefix_id, client, continuation. suffixes: table with suffix_id, client, member, suffix.
+    top_n: suffixes per continuation and index, ≥ 1.
+    engine: the ranking engine, from `fedmem.retrieval.engines.open_engine` (default: the embedded one).
+    max_query_terms: number of distinct words of a query that are kept, ≥ 1; `retrieval_record` lists the queries that
+    lose some.
+    progress: whether to show a progress bar.
+
+    Stop words are dropped from queries, as in the study. Returns CANDIDATE_COLUMNS, rank from 1, ordered by prefix,
+    suffix client, members first, rank. A continuation without a hit has no row. Raises ValueError when a table lacks a
+    column.
     """
     check_columns(prefixes, ["prefix_id", "client", "continuation"], "prefixes")
     check_columns(suffixes, ["suffix_id", "client", "member", "suffix"], "suffixes")
     engine = engine or Embedded()
     queries = [query_terms(text, True, max_query_terms) for text in strings(prefixes["continuation"], "continuations")]
-    parts = [_empty_candidates()]
+    parts = [_empty_candidates()]  # it fixes the column types, also when nothing is found
     groups = suffixes.groupby(["client", "member"], sort=True)
     for (client, member), group in tqdm(groups, unit="indices", disable=not progress, mininterval=1):
+        # one index at a time, which bounds memory by the largest client
         with engine.index(group["suffix"], f"{client}-{'member' if member else 'heldout'}") as index:
             hits = index.search_terms(queries, top_n)
         parts.append(_candidates_of(prefixes, group, hits).assign(suffix_client=client, member=bool(member)))
     found = pd.concat(parts, ignore_index=True)
+    # lexsort takes the most significant key last; ~member puts members first
     order = np.lexsort((found["rank"], ~found["member"], found["suffix_client"], found.pop("prefix_row")))
     return found.iloc[order].reset_index(drop=True)[CANDIDATE_COLUMNS]
 
@@ -55,11 +60,15 @@ def find_candidates(
 def retrieval_record(
     prefixes: pd.DataFrame, suffixes: pd.DataFrame, max_query_terms: int = MAX_QUERY_TERMS
 ) -> dict[str, Any]:
-    """What was left out before any engine was asked, and so why there may be no candidate; the same for every engine.
+    """What is dropped before the search, and why a continuation may have no candidate; independent of the engine.
 
-    Returns queries (number), without_words (prefix_ids whose continuation has no word but stop words), cut ({prefix_id:
-    distinct words} of queries longer than max_query_terms), and for each index texts and those without_words.
+    prefixes: table with prefix_id, continuation. suffixes: table with client, member, suffix.
+    max_query_terms: as for `find_candidates`.
+
+    Returns queries (number), without_words (prefix_ids whose continuation has only stop words), cut ({prefix_id:
+    distinct words} of queries longer than max_query_terms), and for each index its texts and those without_words.
     """
+    # without a limit, to see the queries that exceed it
     counts = pd.Series(
         [len(query_terms(text, True, max_terms=None)) for text in prefixes["continuation"]], prefixes["prefix_id"]
     )
@@ -80,6 +89,7 @@ def retrieval_record(
 def _candidates_of(prefixes: pd.DataFrame, group: pd.DataFrame, hits: list[list[tuple[int, float]]]) -> pd.DataFrame:
     counts = [len(hit) for hit in hits]
     row, score = (np.array([hit[i] for found in hits for hit in found], dtype=t) for i, t in ((0, int), (1, float)))
+    # kept for sorting by the order of the prefixes, which prefix_id does not give
     prefix_row = np.repeat(np.arange(len(prefixes)), counts)
     return pd.DataFrame(
         {
@@ -100,7 +110,10 @@ def _empty_candidates() -> pd.DataFrame:
 
 
 def check_columns(table: pd.DataFrame, needed: list[str], name: str) -> None:
-    """Raise ValueError for columns that a table lacks; `name` says which table."""
+    """Raise ValueError when a table lacks a column.
+
+    table: the table. needed: names of the columns. name: the table's name for the message.
+    """
     missing = [column for column in needed if column not in table.columns]
     if missing:
         raise ValueError(f"{name} lacks columns {missing}: it has {list(table.columns)}")

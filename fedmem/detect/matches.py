@@ -1,8 +1,8 @@
-"""The detect stage: the detector over all candidate pairs, and the `matches` table that comes of it.
+"""The detect stage: applies the detector to all candidate pairs and makes the `matches` table.
 
-Pairs are compared in blocks of texts by one or more processes; each text is prepared once per process and forgotten
-when its blocks are done. What comes out does not depend on the number of processes nor on who finishes first.
-Knows the tables of prefixes and suffixes; does not count anything.
+One or more processes compare the pairs in blocks of texts. Each process prepares a text once and drops it after its
+blocks. The result does not depend on the number of processes or on their order of completion. This module reads the
+tables of prefixes and suffixes; it computes no ratios.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ MATCH_COLUMNS = [
     "continuation_share",
     "suffix_share",
 ]
-UNTYPED = "none"  # paraphrase_model: candidates keep the kind "paraphrase", an upper bound
+UNTYPED = "none"  # value of paraphrase_model: candidates keep the kind "paraphrase", an upper bound
 
+# The texts of a block; together with the previous block's suffixes they bound what a process keeps (see Comparer).
 _CONTINUATIONS_AT_ONCE = 2048
 _SUFFIXES_AT_ONCE = 1024
 _TYPED_AT_ONCE = 500  # candidates whose sentence pairs are scored together
 
 
 class Block(NamedTuple):
-    """Candidate pairs among a few texts: pair i joins continuations[c[i]] and suffixes[s[i]]; number[i] is its row."""
+    """Pairs of a few texts: pair i is continuations[c[i]] with suffixes[s[i]], row number[i] of the candidates."""
 
     continuations: list[str]
     suffixes: list[str]
@@ -57,18 +58,25 @@ class Block(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """One text for each candidate pair: the i-th pair's is distinct[codes[i]]."""
+    """One text for each candidate pair: the text of pair i is distinct[codes[i]]."""
 
     codes: np.ndarray
     distinct: np.ndarray
 
     @classmethod
     def of(cls, ids: pd.Series, table: pd.DataFrame, key: str, column: str) -> Texts:
-        """The texts of `ids` from the table's `column`; raises ValueError for an id that the table lacks."""
+        """The texts of the candidates' ids.
+
+        ids: one id for each candidate pair. table: table of prefixes or suffixes. key: its column of ids. column: its
+        column of texts. Raises ValueError when the table lacks a column or an id.
+        """
         check_columns(table, [key, column], f"the table of {key}s")
         rows = pd.Index(table[key]).get_indexer(ids)
         if (rows < 0).any():
-            raise ValueError(f"candidates name {key} {ids[rows < 0].iloc[0]!r}, which its table lacks: pass its own")
+            raise ValueError(
+                f"candidates contain {key} {ids[rows < 0].iloc[0]!r}, which its table lacks: pass the table it is from"
+            )
+        # by text, not by id: equal texts share their preparation and lie in the same blocks
         codes, distinct = pd.factorize(table[column].to_numpy(dtype=object))
         return cls(codes[rows], distinct)
 
@@ -76,7 +84,7 @@ class Texts(NamedTuple):
         return self.distinct[self.codes[number]]
 
 
-Found = list[tuple[int, Alignment]]  # (row of the candidate, its alignment), those with a detection
+Found = list[tuple[int, Alignment]]  # (row of the candidate, its alignment), only those with a detection
 
 
 def find_matches(
@@ -90,19 +98,28 @@ def find_matches(
     progress: bool = True,
     carry_over: bool = True,
 ) -> pd.DataFrame:
-    """Compare every candidate pair; return those with a detection, in the candidates' order (MATCH_COLUMNS).
+    """Compare every candidate pair and return those with a detection, in the candidates' order (MATCH_COLUMNS).
 
-    paraphrase_model: hub id or folder of a classifier, which with `entity_model` types paraphrase candidates; "none"
-      leaves their kind "paraphrase", an upper bound. Raises DetectorError before any comparison if one is missing.
-    workers: processes. Each takes seconds to start, so a few thousand pairs are faster with one; a script that asks for
-      more needs the usual `if __name__ == "__main__"`. carry_over: quirk Q15.
+    candidates: table with CANDIDATE_COLUMNS, as `find_candidates` returns it.
+    prefixes: table with prefix_id, continuation. suffixes: table with suffix_id, suffix.
+    settings: the detector's settings (default: those of the federated-learning study).
+    paraphrase_model: hub id or folder of a classifier, which types paraphrase candidates together with `entity_model`;
+      "none" leaves their kind "paraphrase", an upper bound.
+    entity_model: name of an installed spaCy package, or a folder; not used with paraphrase_model "none".
+    workers: number of processes, ≥ 1. Each takes seconds to start, so one is faster for a few thousand pairs. A script
+      that uses more needs the usual `if __name__ == "__main__"`.
+    progress: whether to show progress bars.
+    carry_over: whether a detection inherits the sentence pairs of earlier ones (quirk Q15; True in the study).
 
-    kind is null for candidates that typing gives no record. score is the best of any sentence pair, uncapped, NaN
-    where none was scored. detections lists [suffix start, suffix end, continuation start, continuation end],
-    characters of the original texts; matched_chars counts the continuation's characters that they cover, and the
-    shares say how much of continuation and suffix that is (0..1).
+    kind is null for candidates without a record of typing. score is the best score of any sentence pair, uncapped, NaN
+    if none was scored. detections lists [suffix start, suffix end, continuation start, continuation end], in characters
+    of the original texts; matched_chars is the number of the continuation's characters that they cover, and the shares
+    are the covered parts of continuation and suffix (0..1).
+    Raises DetectorError when a model is missing (before any comparison) or a worker process dies; ValueError when a
+    table lacks a column or an id.
     """
     check_columns(candidates, CANDIDATE_COLUMNS, "candidates")
+    # The models are loaded first: a missing one must not be noticed only after hours of comparisons.
     typer = None if paraphrase_model == UNTYPED else _Typer(paraphrase_model, entity_model, carry_over)
     continuations = Texts.of(candidates["prefix_id"], prefixes, "prefix_id", "continuation")
     texts = Texts.of(candidates["suffix_id"], suffixes, "suffix_id", "suffix")
@@ -115,7 +132,7 @@ def find_matches(
         for pairs, part in results:
             found += part
             bar.update(pairs)
-    found.sort(key=lambda item: item[0])
+    found.sort(key=lambda item: item[0])  # blocks regroup the pairs
     rows = [(texts.text(number), continuations.text(number), alignment) for number, alignment in found]
     typings = [_untyped(row[2]) for row in rows] if typer is None else typer(rows, progress)
     described = [_described(*row, *typing) for row, typing in zip(rows, typings, strict=True)]
@@ -124,13 +141,13 @@ def find_matches(
 
 
 class Comparer:
-    """Compares the pairs of one block after another, keeping prepared texts from block to block."""
+    """Compares the pairs of blocks, one block per call, and keeps prepared texts from block to block."""
 
     def __init__(self, settings: AlignmentSettings):
         self._prepared = Prepared(settings, capacity=_CONTINUATIONS_AT_ONCE + 2 * _SUFFIXES_AT_ONCE)
 
     def __call__(self, block: Block) -> tuple[int, Found]:
-        """How many pairs were compared, and those with a detection."""
+        """Compare the pairs of a block; return their number and those with a detection."""
         suffixes = [self._prepared.text(text) for text in block.suffixes]
         matrix, threshold = UnitMatrix(suffixes), self._prepared.settings.seed_dice
         found: Found = []
@@ -151,26 +168,27 @@ def _compared(blocks: list[Block], settings: AlignmentSettings, workers: int) ->
     if workers == 1 or len(blocks) < 2:
         yield map(Comparer(settings), blocks)
         return
-    # spawned, not forked: notebooks have threads (torch, the kernel), which a fork would copy half alive
+    # spawned, not forked: a fork copies locks that a notebook's threads (torch, the kernel) hold, but not the threads
     pool = ProcessPoolExecutor(min(workers, len(blocks)), get_context("spawn"), _start_worker, (settings,))
     try:
         yield pool.map(_work, blocks)
     except BrokenProcessPool as error:
-        raise DetectorError("a worker process died, perhaps for lack of memory: set detect_workers lower") from error
+        raise DetectorError("a worker process died, possibly for lack of memory: lower detect_workers") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _start_worker(settings: AlignmentSettings) -> None:
+    # global: a worker's task reaches only module variables, and the cache must last from block to block
     global _comparer
     Thread(target=_end_with_parent, daemon=True).start()
     _comparer = Comparer(settings)
 
 
 def _end_with_parent() -> None:
-    """A worker whose kernel is killed would wait for its next block for ever."""
+    """End the worker when its parent ends: after a kill of the kernel it would wait for its next block for ever."""
     parent_process().join()
-    os._exit(1)
+    os._exit(1)  # sys.exit() would end this thread only
 
 
 def _work(block: Block) -> tuple[int, Found]:
@@ -178,11 +196,12 @@ def _work(block: Block) -> tuple[int, Found]:
 
 
 def _blocks(continuations: Texts, suffixes: Texts, workers: int) -> list[Block]:
-    """All candidate pairs in blocks of few distinct texts, small enough to share out."""
+    """All candidate pairs in blocks of few distinct texts, small enough to spread over the workers."""
     c, s = continuations.codes, suffixes.codes
+    # four blocks per worker and more, so that a slow block does not leave the others idle; at least 64 suffixes each
     shares = 1 if workers == 1 else 4 * workers
     width = min(_SUFFIXES_AT_ONCE, max(64, -(-len(suffixes.distinct) // shares)))
-    # suffixes first: whichever process takes a block, its suffixes are hardly prepared elsewhere
+    # suffixes first: the blocks of the same suffixes are adjacent, so few processes prepare a suffix
     block = (s // width) * (len(continuations.distinct) // _CONTINUATIONS_AT_ONCE + 1) + c // _CONTINUATIONS_AT_ONCE
     blocks = []
     for number in _by_value(block):
@@ -194,15 +213,15 @@ def _blocks(continuations: Texts, suffixes: Texts, workers: int) -> list[Block]:
 
 
 def _by_value(values: np.ndarray) -> list[np.ndarray]:
-    """Positions of each distinct value, values ascending."""
+    """The positions of each distinct value, in ascending order of the values."""
     if not len(values):
         return []
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values, kind="stable")  # stable: positions of equal values stay in order
     return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
 
 
 class _Typer:
-    """Types alignments with the real models, many at a time."""
+    """Types alignments with the two models, many alignments at a time."""
 
     def __init__(self, paraphrase_model: str, entity_model: str, carry_over: bool):
         self._entities = EntityFinder(entity_model)
@@ -210,7 +229,7 @@ class _Typer:
         self._carry_over = carry_over
 
     def __call__(self, rows: list[tuple[str, str, Alignment]], progress: bool) -> list[tuple[str | None, float]]:
-        """Kind and best score of every row (suffix, continuation, alignment)."""
+        """The kind and best score of every row (suffix, continuation, alignment)."""
         typings = []
         starts = range(0, len(rows), _TYPED_AT_ONCE)
         for start in tqdm(starts, unit=f"{_TYPED_AT_ONCE} candidates", disable=not progress, mininterval=1):
@@ -252,7 +271,7 @@ def _described(suffix: str, continuation: str, alignment: Alignment, kind: str |
 
 
 def _covered(spans: Iterable[tuple[int, int]]) -> int:
-    """Characters that lie in at least one of the spans."""
+    """The number of characters that lie in at least one of the spans."""
     total, reached = 0, 0
     for start, end in sorted(spans):
         total += max(0, end - max(start, reached))
@@ -261,6 +280,7 @@ def _covered(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def _as_frame(described: list[dict]) -> pd.DataFrame:
+    # astype: without a match, or with kinds that are all None, pandas would infer other types
     types = {"kind": "str", "score": "float64", "identical_sentence": "bool", "matched_chars": "int64"}
     types |= {"detections": "object", "continuation_share": "float64", "suffix_share": "float64"}
     return pd.DataFrame(described, columns=MATCH_COLUMNS[len(CANDIDATE_COLUMNS) :]).astype(types)

@@ -31,13 +31,13 @@ COUNTINGS = {
     "verbatim": "verbatim counting",
 }
 
-# seaborn's "colorblind" palette, and below matplotlib's copy of its white grid; itself it is imported where it draws
+# seaborn's "colorblind" palette, and in STYLES matplotlib's copy of its white grid: seaborn is imported only to draw
 COLOURS = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
 
-MEMBER, CONTROL, UNDEFINED = COLOURS[3], "#767676", "#e4e4e4"  # vermilion, and greys
+MEMBER, CONTROL, UNDEFINED = COLOURS[3], "#767676", "#e4e4e4"  # vermilion, and two greys
 
 _STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
+    "font.family": "DejaVu Sans",  # part of matplotlib, so that figures look the same on every machine
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
@@ -57,14 +57,15 @@ STYLES = ["default", "seaborn-v0_8-whitegrid", _STYLE]
 
 
 class Picture(Figure):
-    """A Figure that every notebook front end shows as it is saved, whatever plotting backend is set."""
+    """A Figure that every notebook front end displays exactly as it is saved, whatever plotting backend is set."""
 
+    # IPython calls this by name; without it, a display depends on the backend and its resolution
     def _repr_png_(self) -> bytes:
         return png(self)
 
 
 def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Draw in the house style alone: neither the reader's settings nor the notebook's reach the figure."""
+    """Decorate a drawing function to use the package's style only, whatever the user's or the notebook's settings."""
 
     @functools.wraps(draw)
     def in_style(*args, **kwargs) -> Figure:
@@ -81,10 +82,15 @@ def caption(
     confidence: float | None = None,
     method: str = "Wilson",
 ) -> str:
-    """The text under a figure: what it shows, how matches are counted, how many prefixes, what its intervals mean.
+    """Build the caption of a figure: content, counting of matches, number of prefixes, and meaning of the intervals.
 
-    n: sampled prefixes behind a figure's point, or a column of such numbers (given as their range). confidence: the
-    intervals' coverage, between 0 and 1; method: whose they are. Raises ValueError for an unknown counting.
+    what: sentences about the content.
+    counting: a key of COUNTINGS; None: not mentioned.
+    n: number of sampled prefixes behind a point of the figure, or a column of such numbers, shown as their range.
+    confidence: coverage of the intervals, between 0 and 1; None: the figure has no intervals.
+    method: name of the interval.
+
+    Raises ValueError when counting is unknown.
     """
     parts = [what.rstrip()]
     if counting is not None:
@@ -101,12 +107,18 @@ def caption(
 
 
 def save_figure(figure: Figure, data: pd.DataFrame, caption: str, folder: str | Path, name: str) -> Path:
-    """Write `name`.png, `name`.csv (what is drawn) and `name`.txt (the caption) into `folder`; return the PNG's path.
+    """Write a figure as `name`.png, `name`.csv (the data) and `name`.txt (the caption); return the path of the PNG.
 
-    The same figure gives the same bytes: no date and no version is written into it.
+    figure: a matplotlib Figure; equal figures give equal bytes.
+    data: the plotted values.
+    caption: the text under the figure.
+    folder: created if missing; existing files are replaced.
+    name: file name without folder and suffix.
+
+    Raises ValueError when name contains a folder or is empty.
     """
     if not name or name != Path(name).name:
-        raise ValueError(f"name = {name!r}: a file name without folder and suffix is allowed, for example 'matrix'")
+        raise ValueError(f"name: got {name!r}; expected a file name without folder and suffix, for example 'matrix'")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.png"
@@ -117,38 +129,49 @@ def save_figure(figure: Figure, data: pd.DataFrame, caption: str, folder: str | 
 
 
 def canvas(width: float, height: float) -> Figure:
+    """Create an empty Figure of `width` × `height` inches, drawn by Agg whatever backend is set."""
     figure = Picture(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure
 
 
 def png(figure: Figure) -> bytes:
+    """Return the bytes of a figure's PNG file in the package's style."""
     buffer = io.BytesIO()
     with style.context(STYLES):
+        # no version of matplotlib in the file: equal figures have equal bytes
         figure.savefig(buffer, format="png", dpi=PNG_DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def counting_words(counting: str) -> str:
+    """Return the description of a counting; raises ValueError when it is unknown."""
     if counting not in COUNTINGS:
-        raise ValueError(f"counting = {counting!r}: allowed are {', '.join(COUNTINGS)}")
+        raise ValueError(f"counting: got {counting!r}; expected one of {', '.join(COUNTINGS)}")
     return COUNTINGS[counting]
 
 
-READABLE_CLIENTS = 12  # beyond it cells carry no numbers, lines no names, and not every client its label
+READABLE_CLIENTS = 12  # above it, cells have no numbers, lines have no names, and not every client is labelled
 
 
 def percent_words(value: float) -> str:
+    """A value in percent with about two significant digits."""
     digits = 0 if value == 0 or value >= 10 else 1 if value >= 1 else 2
     return f"{half_up(value, digits):.{digits}f}"
 
 
 def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, top: float, x: str, y: str) -> None:
-    """Colours from 0 to `top` with `labels` in the cells; what is NaN is grey and says n/a."""
+    """Draw a heatmap with colours from 0 to `top`; cells that are NaN are grey and labelled "n/a".
+
+    axis: the axes to draw on. percent: the values, one cell for each row and column, usually in percent.
+    labels: strings of the same shape; None: no labels. Above READABLE_CLIENTS columns there are none either.
+    top: the value at which the colours end, > 0. x, y: the labels of the axes.
+    """
     readable = labels is not None and percent.shape[1] <= READABLE_CLIENTS
     size = 9 if percent.shape[1] <= 6 else 6
     look = {"cmap": "rocket_r", "linewidths": 0.5 if readable else 0, "cbar": False}
     look |= {"annot": labels, "fmt": "", "annot_kws": {"fontsize": size}} if readable else {}
+    # seaborn's own ticks are off: they would label every client, however many there are
     _heatmap()(percent, ax=axis, vmin=0, vmax=top, xticklabels=False, yticklabels=False, **look)
     axis.set_facecolor(UNDEFINED)
     axis.grid(False)
@@ -162,7 +185,10 @@ def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, t
 
 @cache
 def _heatmap() -> Callable:
-    """seaborn's heatmap, without the second that scipy.stats takes; whoever imports seaborn later gets it whole."""
+    """seaborn's heatmap, imported without scipy.stats, which would take a second.
+
+    The partial modules are removed again, so that a later import of seaborn gets complete ones.
+    """
     if "seaborn" in sys.modules:
         return sys.modules["seaborn"].heatmap
     with without("scipy.stats"):
@@ -173,26 +199,39 @@ def _heatmap() -> Callable:
 
 
 def draw_scale(figure: Figure, axes, words: str, undefined: bool) -> None:
-    """One colour bar for all `axes`."""
+    """Draw one colour bar for several heatmaps.
+
+    figure: the figure. axes: its heatmaps' axes; the first one's colours are shown. words: the label of the bar.
+    undefined: True adds to the label that grey cells are undefined.
+    """
     bar = figure.colorbar(axes[0].collections[0], ax=list(axes), shrink=0.85, pad=0.02)
     bar.outline.set_visible(False)
     bar.set_label(words + ("\ngrey: undefined (n/a)" if undefined else ""))
 
 
 def client_ticks(clients: list, shift: float) -> tuple[np.ndarray, list[str]]:
-    """Places and names of at most about a dozen ticks."""
+    """The positions and labels of at most READABLE_CLIENTS ticks.
+
+    clients: the clients in the order of the axis. shift: added to each position; 0.5 is the middle of a heatmap's cell.
+    """
     step = -(-len(clients) // READABLE_CLIENTS)
     places = np.arange(0, len(clients), step)
     return places + shift, [str(clients[place]) for place in places]
 
 
 def draw_intervals(axis: Axes, rows: pd.DataFrame, offset: float, colour: str, marker: str, label: str) -> None:
-    """Points with intervals, a line of the axis for each row; rows: value, low, high."""
+    """Draw points with intervals, one line of the axis for each row.
+
+    axis: the axes to draw on. rows: value, low, high, in 0 … 1; NaN is drawn as "n/a".
+    offset: vertical shift of the points in lines, so that two series do not overlap.
+    colour, marker: matplotlib's colour and marker of the points. label: the entry of the legend.
+    """
     values, places = 100 * rows["value"].to_numpy(float), np.arange(len(rows)) + offset
     errors = np.abs(100 * rows[["low", "high"]].to_numpy(float).T - values)
+    # clip_on=False: a point at 0 would otherwise be cut in half by the axis
     axis.errorbar(
         values, places, xerr=errors, fmt=marker, color=colour, markersize=4.5, capsize=2.5, label=label, clip_on=False
     )
     for place in places[np.isnan(values)]:
-        # beside the axis' left edge, wherever the values end
+        # at the left edge of the axes, whatever the range of the values
         axis.text(0.02, place, "n/a", transform=axis.get_yaxis_transform(), va="center", color=colour, fontsize=8)

@@ -1,6 +1,6 @@
-"""Executed notebooks as self-contained pages: images and styles inside, no script, nothing from a network.
+"""Executed notebooks as self-contained HTML pages: images and styles embedded, no scripts, no network access.
 
-Formulas in our notebooks are plain Unicode, so that they are readable everywhere without a renderer.
+Formulas in the notebooks are plain Unicode, so they are readable everywhere without a renderer.
 """
 
 import re
@@ -30,15 +30,19 @@ blockquote { margin: 1rem 0; padding: .3rem 1rem; border-left: 4px solid #b35900
 
 
 def to_html(notebook: Path, show_code: bool = True) -> str:
-    """The executed notebook as one HTML page; scripts of outputs are left out. Raises when it is no valid notebook."""
-    import nbformat
+    """The executed notebook as one HTML page, without the scripts of its outputs.
+
+    notebook: an .ipynb file. show_code: False leaves the code cells out.
+    Raises what nbformat raises when the file is not a valid notebook.
+    """
+    import nbformat  # the style sheet above is also used where nbconvert is not needed
     from nbconvert import HTMLExporter
     from nbconvert.preprocessors import CoalesceStreamsPreprocessor
     from pygments.formatters import HtmlFormatter
     from traitlets.config import Config
 
-    # The files of a notebook opened elsewhere may carry widget metadata without state, which no exporter renders (and
-    # which shows nothing without scripts): left out.
+    # A notebook that was opened elsewhere may have widget metadata without state. No exporter renders it, and it would
+    # show nothing without scripts.
     content = nbformat.read(notebook, as_version=4)
     content.metadata.pop("widgets", None)
     exporter = HTMLExporter(
@@ -47,6 +51,7 @@ def to_html(notebook: Path, show_code: bool = True) -> str:
         config=Config({"HTMLExporter": {"preprocessors": [CoalesceStreamsPreprocessor]}}),
     )
     body, _ = exporter.from_notebook_node(content)
+    # libraries such as plotly put scripts into their outputs; a shared page must run none
     body = re.sub(r"<script\b.*?</script>", "", body, flags=re.DOTALL | re.IGNORECASE)
     code_style = HtmlFormatter(style="friendly").get_style_defs(".highlight")
     return (
@@ -57,7 +62,7 @@ def to_html(notebook: Path, show_code: bool = True) -> str:
 
 
 def _title(content) -> str:
-    """The notebook's first heading, escaped."""
+    """The notebook's first heading, escaped; "fedmem" without one."""
     from html import escape
 
     for cell in content.cells:

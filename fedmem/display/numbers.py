@@ -11,21 +11,21 @@ from decimal import ROUND_HALF_UP, Decimal
 
 import pandas as pd
 
-EXACT = 12  # figures of a float that are taken for its value; what is behind them is noise of sums
+EXACT = 12  # significant figures of a float that count; later ones are rounding noise of sums
 
 
 def half_up(value: float, digits: int) -> float:
-    """A number rounded to so many decimals, halves away from 0; NaN and infinities as they are."""
+    """`value` rounded to `digits` decimals, halves away from 0. NaN and infinities are returned unchanged."""
     if not math.isfinite(value):
         return value
     decimal = Decimal(f"{value:.{EXACT}g}")
-    if decimal.adjusted() > EXACT:  # nothing behind its point is exact
+    if decimal.adjusted() > EXACT:  # no digit after its point is exact
         return value
     return float(decimal.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)) + 0.0  # no −0
 
 
 def significant_figures(value: float, n: int = 4) -> str:
-    """A number with at most `n` figures, as tables show it: 0.04375 → "0.04375", 1.5625 → "1.563"."""
+    """`value` with at most `n` significant figures, as tables show it: 0.04375 → "0.04375", 1.5625 → "1.563"."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.{n}g}"
     return f"{half_up(value, n - 1 - math.floor(math.log10(abs(value)))):.{n}g}"

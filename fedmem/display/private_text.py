@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import pandas as pd
 
+# The columns that can hold private text. `examples` masks these and no others.
 TEXT_COLUMNS = ("instruction", "input", "output", "prefix", "suffix", "continuation", "words")
 
 
@@ -22,10 +23,15 @@ def may_show(corpus: str) -> bool:
 
 
 def examples(frame: pd.DataFrame, show: bool, n: int = 3, chars: int = 240) -> pd.DataFrame:
-    """The first `n` rows, with texts cut at `chars` characters, or masked unless `show`."""
+    """The first rows of a table, with long texts cut, and masked unless `show`.
+
+    frame: any table; only its columns in TEXT_COLUMNS are changed.
+    show: True shows the text, False masks it (see `may_show`).
+    n: number of rows, ≥ 0. chars: length in characters at which a shown text is cut.
+    """
 
     def shown(text):
-        if not isinstance(text, str) or not text:
+        if not isinstance(text, str) or not text:  # a missing or empty value reveals nothing
             return text
         return masked(text if len(text) <= chars else text[:chars] + " …", show)
 
@@ -34,7 +40,7 @@ def examples(frame: pd.DataFrame, show: bool, n: int = 3, chars: int = 240) -> p
 
 
 class Page:
-    """HTML that a notebook displays as it is."""
+    """HTML that a notebook displays unchanged."""
 
     def __init__(self, markup: str):
         self.markup = markup
@@ -45,19 +51,23 @@ class Page:
 
 Span = tuple[int, int]  # characters of a text: start, end
 
-MASK = "█████"
+MASK = "█████"  # the same for every text: a mask of the text's own length would reveal that length
 
 _MARKS = ("#ffe08a", "#b5e3b5", "#b9d7f5", "#f5c2d8", "#d9c7f0")
 
+# pre-wrap, because the offsets count spaces and line breaks that HTML would merge
 _CELL = "vertical-align:top; text-align:left; white-space:pre-wrap; width:50%; padding:0.5em"
 
 
 def side_by_side(
     suspicious: str, source: str, places: Sequence[tuple[Span, Span]], show_text: bool = False, caption: str = ""
 ) -> str:
-    """HTML table of two texts with the `places` of detections marked, each detection in one colour on both sides.
+    """An HTML table of two texts in which each detection is marked in one colour on both sides.
 
-    Text is escaped, or masked where `show_text` is False; what is marked stays visible as marked blocks.
+    suspicious: the training suffix, left. source: the continuation, right.
+    places: the detections, as `Alignment.places` has them.
+    show_text: True shows the escaped text; False shows masks, on which the marks stay visible.
+    caption: plain text above the table.
     """
     cells = (
         _marked(suspicious, [span for span, _ in places], show_text),
@@ -69,17 +79,18 @@ def side_by_side(
 
 
 def masked(text: str, show_text: bool) -> str:
-    """The text itself, or blocks that are the same for every text."""
+    """The text itself if `show_text`, otherwise the mask."""
     return text if show_text else MASK
 
 
 def _marked(text: str, spans: list[Span], show_text: bool) -> str:
+    # Cut at every end of a span: overlapping spans cannot be nested as HTML elements.
     cuts = sorted({0, len(text), *(cut for span in spans for cut in span)})
     parts = []
     for start, end in pairwise(cuts):
         content = escape(masked(text[start:end], show_text))
         inside = [i for i, span in enumerate(spans) if span[0] <= start and end <= span[1]]
-        if inside:  # where detections overlap, the first one's colour shows
+        if inside:  # where detections overlap, the colour is that of the first
             title = "detection " + ", ".join(str(i) for i in inside)
             content = f'<mark style="background:{_MARKS[inside[0] % len(_MARKS)]}" title="{title}">{content}</mark>'
         parts.append(content)

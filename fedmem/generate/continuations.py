@@ -23,16 +23,23 @@ def continue_prefixes(
     seed: int,
     batch_size: int,
 ) -> pd.DataFrame:
-    """Let the model continue each prompt (token ids, as `split_inputs` gives them) until it stops.
+    """Let the model continue each prompt until the end-of-sequence or end-of-turn token, or max_new_tokens.
 
-    It stops at the tokenizer's end-of-sequence or end-of-turn token, or after `max_new_tokens` new tokens (the prompt
-    does not count). Prompts are padded on the left and masked. Returns a frame with the index of `prompts` (0 … without
-    one): continuation (text; special tokens left out, spaces untouched), new_tokens (without the stopping one),
-    finished (whether it stopped by itself), decoding (as it took effect). A line depends on the model, `seed`, its
-    prompt and `decoding`: order does not matter at all, and batch size only where the model's floats round otherwise in
-    another batch and two tokens are equal to about 1e-6. Shows a progress bar.
+    model, tokenizer: a causal language model and its tokenizer.
+    prompts: sequences of token ids, as in `split_inputs`; padded on the left and masked.
+    decoding: how tokens are chosen.
+    max_new_tokens: largest number of new tokens, >= 1, without the prompt.
+    seed: seed of the sampling; greedy decoding ignores it.
+    batch_size: prompts per batch, >= 1.
 
-    Raises GenerationError before any work when a prompt and its continuation exceed the model's context.
+    Returns a DataFrame with the index of `prompts` (a list gets 0, 1, …): continuation (string without special tokens,
+    spaces unchanged), new_tokens (without the stop token), finished (whether a stop token was generated), decoding (the
+    settings in effect). A line depends on the model, `seed`, its prompt and `decoding`; it does not depend on the
+    order, and on the batch size only when the model's floats round differently in another batch and the scores of two
+    tokens are equal to about 1e-6. Shows a progress bar.
+
+    Raises GenerationError, before any work, when max_new_tokens is below 1 or a prompt and its continuation exceed the
+    model's context.
     """
     index = prompts.index if isinstance(prompts, pd.Series) else None
     prompts = [list(prompt) for prompt in prompts]
@@ -44,9 +51,10 @@ def continue_prefixes(
 
 def _fits(model, prompts: list[list[int]], max_new_tokens: int) -> None:
     context = context_tokens(model.config)
+    # checked for the longest prompt before any work: beyond its context a model fails, or writes nonsense
     longest = max(map(len, prompts), default=0)
     if max_new_tokens < 1:
-        raise GenerationError(f"max_new_tokens {max_new_tokens}: allowed is a whole number ≥ 1")
+        raise GenerationError(f"max_new_tokens: got {max_new_tokens}; expected a whole number ≥ 1")
     if context is not None and longest + max_new_tokens > context:
         raise GenerationError(
             f"the longest prompt has {longest} tokens (template and prefix) and max_new_tokens is {max_new_tokens}, "

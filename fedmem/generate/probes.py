@@ -12,31 +12,35 @@ import pandas as pd
 from fedmem.models.examples import Example, render
 from fedmem.models.text_generation import decode
 
-CHUNK = 500  # rows tokenised at once: offsets of 90,000 rows would fill gigabytes
+CHUNK = 500  # rows tokenised at once: the offsets of 90,000 rows would take gigabytes
 
 
 class GenerationError(ValueError):
-    """A request that cannot be met: the message says what, where, what is allowed, and what to do."""
+    """A request cannot be met; the message names the parameter, what it got, what is expected, and what to do."""
 
 
 def split_inputs(
     rows: pd.DataFrame, tokenizer, prefix_tokens: int, min_input_tokens: int | None = None
 ) -> pd.DataFrame:
-    """Cut every row's input into a prefix of `prefix_tokens` tokens and the rest; return one line per row.
+    """Cut every row's input into a prefix of `prefix_tokens` tokens and a suffix; return one line per row.
 
-    `rows` is the partition table. The whole training example is tokenised, as training does it, and the cut falls where
-    its tokens end, or at the next character where a token ends inside one. Columns: row_id, client, split, input,
-    input_tokens, long_enough, prefix, suffix (prefix + suffix == input, character by character), prompt_ids (list of
-    ids: template start and prefix, the very ids that training saw), round_trip (whether decoding the example's ids
-    gives its text back). `long_enough` is False for inputs of fewer than `min_input_tokens` (None: prefix_tokens + 20,
-    the paper's rule) or without a suffix: they stay here to be counted, and `sample` leaves them out.
+    rows: the partition table.
+    tokenizer: the model's; the whole training example is tokenised, as in training.
+    prefix_tokens: length of a prefix, >= 1; the cut is after its last token, or after the character that this token
+        splits.
+    min_input_tokens: least number of tokens of an input, > prefix_tokens; None: prefix_tokens + 20, the paper's rule.
+
+    Returns a DataFrame with row_id, client, split, input, input_tokens, long_enough, prefix, suffix (prefix + suffix ==
+    input, character by character), prompt_ids (list of ids: start of the template and prefix, as training saw them),
+    round_trip (whether decoding the example's ids gives its text again). `long_enough` is False for inputs of fewer
+    than min_input_tokens tokens or without a suffix: they are listed to be counted, and `sample` leaves them out.
 
     Raises GenerationError unless 1 ≤ prefix_tokens < min_input_tokens.
     """
     least = prefix_tokens + 20 if min_input_tokens is None else min_input_tokens
     if not 1 <= prefix_tokens < least:
         raise GenerationError(
-            f"prefix_tokens = {prefix_tokens}, min_input_tokens = {least}: allowed is 1 ≤ prefix_tokens < "
+            f"prefix_tokens = {prefix_tokens}, min_input_tokens = {least}: expected 1 ≤ prefix_tokens < "
             "min_input_tokens, so that a suffix is left"
         )
     lines = []
@@ -48,6 +52,7 @@ def split_inputs(
         )
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
         for row, example, row_ids, row_offsets in zip(chunk, examples, ids, offsets, strict=True):
+            # special tokens are kept: the template consists of them
             back = decode(tokenizer, row_ids, skip_special_tokens=False)
             cut = _cut(row["input"], example, row_ids, row_offsets, prefix_tokens)
             cut["long_enough"] = cut["input_tokens"] >= least and cut["suffix"].strip() != ""
@@ -57,7 +62,10 @@ def split_inputs(
 
 
 def _cut(text: str, example: Example, ids: list[int], offsets: list[tuple[int, int]], n: int) -> dict:
-    """One input's tokens, prefix of `n` tokens, suffix and prompt ids; the example holds the input stripped."""
+    """Return one input's number of tokens, prefix of `n` tokens, suffix and prompt ids.
+
+    text: the row's input. example: its training example, whose input is stripped. ids, offsets: the example's tokens.
+    """
     begin, end = example.input_span
     first = next(i for i, (_, stop) in enumerate(offsets) if stop > begin)
     last = next((i for i in range(first, len(offsets)) if offsets[i][0] >= end), len(offsets))
@@ -65,8 +73,10 @@ def _cut(text: str, example: Example, ids: list[int], offsets: list[tuple[int, i
     while stop < last and offsets[stop][0] < offsets[stop - 1][1]:  # the token ends inside a character
         stop += 1
     cut = min(offsets[stop - 1][1], end)
-    # Signs that no token covers were composed with the one before (NFC); white space may just be left out of offsets.
+    # Characters that no token covers were composed with the one before (NFC) and belong to the prefix; uncovered white
+    # space may just be missing from the offsets, and belongs to the suffix.
     cut += len(example.text[cut : offsets[stop][0] if stop < last else end].rstrip())
+    # white space before the input is in the row, but not in the example
     position = cut - begin + len(text) - len(text.lstrip())
     return {
         "input_tokens": last - first,
@@ -77,11 +87,11 @@ def _cut(text: str, example: Example, ids: list[int], offsets: list[tuple[int, i
 
 
 def lengths(texts: pd.DataFrame) -> pd.DataFrame:
-    """Return how many rows can be probed, from the table of `split_inputs`, one line per client and split.
+    """Count the rows that can be probed, from the table of `split_inputs`, one line per client and split.
 
-    Columns: client, split, rows, long_enough (rows), share (long enough among all, 0 to 1), shared_prefix (long enough
-    rows whose prefix another long enough row, of any client, begins with too), unequal_round_trip (rows whose text the
-    tokenizer does not give back).
+    Returns a DataFrame with client, split, rows, long_enough (number of rows), share (long_enough / rows, 0 … 1),
+    shared_prefix (long enough rows whose prefix another long enough row, of any client, has too), unequal_round_trip
+    (rows whose text the tokenizer does not reproduce).
     """
     long = texts[texts["long_enough"]]
     shared = long["prefix"].duplicated(keep=False).reindex(texts.index, fill_value=False)
@@ -99,16 +109,18 @@ def lengths(texts: pd.DataFrame) -> pd.DataFrame:
 def sample(
     texts: pd.DataFrame, n_prefixes: int, n_suffixes: int | None, seed: int
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Draw what is asked and what is searched, per client; return (prefixes, suffixes).
+    """Draw the prefixes that the model is prompted with and the suffixes that are searched, per client.
 
-    `texts` is the table of `split_inputs`. Prefixes come from training rows that are long enough, one row per distinct
-    input. Member suffixes are those of the same rows first, then of further ones; held-out suffixes are as many, from
-    held-out rows whose input no client was trained on. `n_suffixes` None means n_prefixes. The order of a client's rows
-    is fixed by (seed, row_id): a larger sample contains the smaller one, and a row's place depends on no other row.
-    A partition without held-out rows has no held-out suffixes: there is no control then.
+    texts: the table of `split_inputs`.
+    n_prefixes: number of prefixes per client, >= 0, from long enough training rows, one row per distinct input.
+    n_suffixes: number of member suffixes per client, and of held-out suffixes; None: n_prefixes. Member suffixes are
+        those of the prefixes' rows first; held-out suffixes come from held-out rows whose input no client trained on.
+    seed: fixes, with the row_id, the order of a client's rows: a larger sample contains the smaller one, and the place
+        of a row depends on no other row.
 
-    prefixes: prefix_id, client, row_id, prefix, prompt_ids. suffixes: suffix_id, client, row_id, member, suffix.
-    Raises GenerationError, naming the client, when it has too few such rows.
+    A partition without held-out rows has no held-out suffixes, and so no control. Returns (prefixes, suffixes), with
+    the columns prefix_id, client, row_id, prefix, prompt_ids and suffix_id, client, row_id, member, suffix.
+    Raises GenerationError, which names the client, when a client has too few such rows.
     """
     n_suffixes = n_prefixes if n_suffixes is None else n_suffixes
     train, heldout = drawable(texts, seed)
@@ -120,7 +132,7 @@ def sample(
         heldout, clients, n_controls, "held-out suffixes", "held-out rows (input unlike all training rows)"
     )
     suffixes = pd.concat([members.assign(member=True), controls.assign(member=False)], ignore_index=True)
-    suffixes = suffixes.astype({"member": bool})  # an empty control would leave it without a type
+    suffixes = suffixes.astype({"member": bool})  # an empty control would make the column's type object
     return (
         _named(prefixes, "prefix_id", "p")[["prefix_id", "client", "row_id", "prefix", "prompt_ids"]],
         _named(suffixes, "suffix_id", "s")[["suffix_id", "client", "row_id", "member", "suffix"]],
@@ -130,8 +142,9 @@ def sample(
 def drawable(texts: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the rows that `sample` draws from, in its order, by client: (training rows, held-out rows).
 
-    They are long enough and, within a client, of distinct inputs; no held-out input is one that a client trained on.
+    All are long enough and, within a client, have distinct inputs; no client trained on a held-out row's input.
     """
+    # a hash instead of a random generator: the place of a row depends on no other row
     order = texts["row_id"].map(lambda row_id: hashlib.sha256(f"{seed}|{row_id}".encode()).digest())
     usable = texts.assign(order=order)[texts["long_enough"]].sort_values(["client", "order"])
     trained = texts.loc[texts["split"] == "train", "input"]
@@ -146,7 +159,7 @@ def _first(rows: pd.DataFrame, clients: list[int], count: int, what: str, source
         if had[client] < count:
             raise GenerationError(
                 f"client {client} has {had[client]} {source} that are long enough and distinct, and {count} {what} "
-                "were asked for; lower n_prefixes, n_suffixes, prefix_tokens or min_input_tokens, or deal more rows"
+                "were requested; lower n_prefixes, n_suffixes, prefix_tokens or min_input_tokens, or deal more rows"
             )
     return rows.groupby("client", sort=True).head(count).reset_index(drop=True)
 
@@ -156,10 +169,13 @@ def _named(rows: pd.DataFrame, column: str, letter: str) -> pd.DataFrame:
 
 
 def measurable(prefixes: pd.DataFrame, suffixes: pd.DataFrame, min_match_chars: int = 50) -> pd.DataFrame:
-    """Return what the detector could find at all: the share of texts of at least `min_match_chars` characters.
+    """Return the share of texts of at least `min_match_chars` characters, the ones that the detector can match.
 
-    Columns: text (continuation, member suffix, held-out suffix), client, n, reaching, share (0 to 1). A match needs a
-    continuation and a suffix that both reach that length.
+    prefixes: DataFrame with client, continuation. suffixes: DataFrame with client, member, suffix.
+    min_match_chars: shortest match in characters; a match needs a continuation and a suffix that both reach it.
+
+    Returns a DataFrame with text (continuation, member suffix, held-out suffix), client, n, reaching (number of texts),
+    share (0 … 1).
     """
     sources = {
         "continuation": prefixes.set_index("client")["continuation"],

@@ -1,4 +1,4 @@
-"""Imports without what takes longest in them and is of no use here: seconds of every notebook's start."""
+"""Suppresses slow imports that are not needed; they would add seconds to the start of every notebook."""
 
 import contextlib
 import sys
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Inside, importing a module of these is an ImportError, which those who import them allow for.
+    """Inside the block, importing one of these modules raises ImportError, which their importers handle.
 
-    Modules that are imported already stay; afterwards all can be imported as ever.
+    Modules that are imported already are not affected. After the block, all can be imported as usual.
     """
     idle = [name for name in names if name not in sys.modules]
+    # None in sys.modules makes an import fail at once, without a search
     sys.modules |= dict.fromkeys(idle)
     try:
         yield

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def results_root() -> Path:
-    """The results folder: $FEDMEM_RESULTS, else `results` of the checkout that holds the notebooks, else of the cwd."""
+    """Return the results folder: $FEDMEM_RESULTS, else `results` in the checkout with notebooks, else in the cwd."""
     if os.environ.get("FEDMEM_RESULTS"):
         return Path(os.environ["FEDMEM_RESULTS"]).expanduser().resolve()
     checkout = PACKAGE.parent
@@ -18,11 +18,12 @@ def results_root() -> Path:
 
 
 def file_digest(path: Path | list[Path]) -> str:
-    """SHA-256 of a file's bytes; of a folder or a list: of its files' names and digests, a folder's sorted by name.
+    """Return the SHA-256 of a file's bytes; for a folder or a list, of its files' names and digests.
 
-    Caches and dotfiles of a folder are left out.
+    Files of a folder are sorted by name; its dotfiles are left out.
     """
     if isinstance(path, list):
+        # names only: the same files elsewhere give the same digest; the order of a list matters (one file per client)
         return digest_of([[one.name, file_digest(one)] for one in path])
     path = Path(path)
     if path.is_dir():
@@ -33,11 +34,12 @@ def file_digest(path: Path | list[Path]) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 of a value as JSON, keys sorted."""
+    """Return the SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def hub_home() -> Path:
-    """Where the hub's libraries keep what they load."""
+    """Return the cache folder of the hub's libraries."""
+    # repeats the rules of the hub's libraries, which planning does not import
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()

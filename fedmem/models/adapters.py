@@ -22,9 +22,9 @@ from fedmem.models.config_files import ModelError
 
 
 def cast(model, dtype: torch.dtype):
-    """Give all weights of a model this dtype, in place; return it.
+    """Convert all weights of a model to a dtype, in place; return the model.
 
-    Buffers stay: `to(bfloat16)` would round the rotary frequencies, and positions with them, as no loading does.
+    Buffers keep their dtype: `to(bfloat16)` would also round the rotary frequencies, which loading in bf16 does not.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -35,52 +35,55 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 def add_adapters(model, config) -> PeftModel:
-    """Freeze a model and give it new adapters, in place; return it in evaluation mode.
+    """Freeze a model and add new adapters, in place; return it in evaluation mode.
 
-    config: a TrainConfig; what counts are model (the name that the saved adapter will give for its base), lora_rank,
-    lora_alpha, lora_dropout, lora_targets, train_seed and precision. The matrices A are drawn from train_seed alone,
-    whatever was drawn before; B is 0, so the outputs are still the base model's. Under precision bf16 the frozen
-    weights become bf16; adapters are always fp32.
+    config: a TrainConfig; reads model (saved as the adapter's base model), lora_rank, lora_alpha, lora_dropout,
+    lora_targets, train_seed and precision. The matrices A depend only on train_seed, not on earlier random draws; B is
+    0, so the outputs are still those of the base model. Under precision bf16 the frozen weights become bf16; adapters
+    are always fp32.
 
-    Raises ModelError for a model that has adapters and for a target that is no linear module of it.
+    Raises ModelError when the model already has adapters, or when a target is not one of its linear modules.
     """
+    # peft would stack a second set of adapters with no more than a warning
     if hasattr(model, "peft_config"):
-        raise ModelError(f"model {config.model!r} has adapters: another layer of them is not allowed. Load it anew.")
+        raise ModelError(f"model {config.model!r} has adapters: another layer of them is not allowed. Load it again.")
     lora = LoraConfig(
         task_type="CAUSAL_LM",
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=_targets(model, config),
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # as GPT-2 stores its weights
+        # GPT-2's Conv1D stores its weights transposed, (in, out)
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     if config.precision == "bf16":
-        cast(model, torch.bfloat16)
+        cast(model, torch.bfloat16)  # before the adapters are added, so that they stay fp32
     adapted = _wrap(model, lora, config.train_seed)
     adapted.peft_config["default"].base_model_name_or_path = config.model
     return adapted
 
 
 def save(model: PeftModel, folder: str | Path) -> None:
-    """Write the adapters alone as adapter_config.json and adapter_model.safetensors, the same bytes every time."""
+    """Write the adapters to adapter_config.json and adapter_model.safetensors; equal adapters give equal bytes."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
     save_file({name: w.detach().cpu().contiguous() for name, w in weights.items()}, folder / WEIGHTS_FILE)
     settings = model.peft_config["default"].to_dict() | {"inference_mode": True}
-    text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)  # sets, whose own order is no order
+    text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)  # sets: their order is not stable
     (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def put_on(model, folder: str | Path) -> PeftModel:
-    """Put saved adapters on their base model, in place; return it in evaluation mode, the adapters trainable.
+    """Add saved adapters to their base model, in place; return it in evaluation mode, with the adapters trainable.
 
-    Raises ModelError when the model has adapters, or a file is missing, unreadable, or of another model: every array
-    must have its place and every place its array.
+    model: the base model, without adapters. folder: what `save`, or save_pretrained of a peft model, wrote.
+    Raises ModelError when the model has adapters, or when a file is missing, unreadable or from another model: the
+    saved arrays and the adapter parameters of the model must match one to one.
     """
     folder = Path(folder)
     if hasattr(model, "peft_config"):
-        raise ModelError(f"adapter {folder}: the model has adapters. Load the base model anew.")
+        raise ModelError(f"adapter {folder}: the model has adapters. Load the base model again.")
     if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]:
         pickled = " (its adapter_model.bin is a pickle, and nothing is unpickled here)"
         pickled *= (folder / "adapter_model.bin").is_file()
@@ -93,13 +96,16 @@ def put_on(model, folder: str | Path) -> PeftModel:
         lora.inference_mode, lora.base_model_name_or_path = False, None
         weights = load_file(folder / WEIGHTS_FILE)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise ModelError(f"adapter {folder}: cannot be read: {error}. Allowed is what `adapters.save` wrote") from error
+        raise ModelError(
+            f"adapter {folder}: cannot be read: {error}; expected a folder that `adapters.save` wrote"
+        ) from error
     try:
-        adapted = _wrap(model, lora, seed=0)
+        adapted = _wrap(model, lora, seed=0)  # any seed: every adapter weight is overwritten below
         places = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        # peft loads what matches and ignores the rest, so a wrong adapter would load in part without an error
         if different := places ^ set(weights):
             missing, unknown = sorted(different & places), sorted(different - places)
-            raise ValueError(f"missing are {missing[:5]}, unknown are {unknown[:5]}")
+            raise ValueError(f"missing: {missing[:5]}, unknown: {unknown[:5]}")
         set_peft_model_state_dict(adapted, weights)
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"adapter {folder}: it does not fit the model: {error}") from error
@@ -107,16 +113,18 @@ def put_on(model, folder: str | Path) -> PeftModel:
 
 
 def merge(adapted: PeftModel):
-    """The model with its adapters added into its weights, which are all trainable again."""
+    """Add the adapters into the weights and return the plain model, with all weights trainable."""
+    # safe_merge raises when a merged weight is not finite; peft leaves the base weights frozen
     return adapted.merge_and_unload(safe_merge=True).requires_grad_(True).eval()
 
 
 def _targets(model, config) -> str | list[str]:
     if config.lora_targets == "all-linear":
-        return config.lora_targets  # peft's name for all of them but the output head
+        return config.lora_targets  # peft's own keyword for all linear layers except the output head
     targets: Sequence[str] = config.lora_targets
     targets = [targets] if isinstance(targets, str) else targets
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    # merging an adapter into a tied output head would change the input embeddings as well
     tied = head is not None and head.weight is embeddings.weight
     linear = [
         name
@@ -128,13 +136,14 @@ def _targets(model, config) -> str | list[str]:
             there = sorted({name.rpartition(".")[2] for name in linear})
             raise ModelError(
                 f"lora_targets: got {target!r}; model {config.model!r} has no linear module of that name"
-                f"{' (its tied output head cannot have adapters)' if tied else ''}. Allowed are all-linear, or a list "
+                f"{' (its tied output head cannot have adapters)' if tied else ''}; expected all-linear, or a list "
                 f"of: {', '.join(there)}"
             )
     return list(targets)
 
 
 def _wrap(model, lora: LoraConfig, seed: int) -> PeftModel:
+    # peft draws A from the global generator; the fork keeps the caller's random state
     with _silent(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, lora).eval()
@@ -142,7 +151,7 @@ def _wrap(model, lora: LoraConfig, seed: int) -> PeftModel:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without peft's warnings on what is none of the caller's doing: a name it asks transformers for, Conv1D layers."""
+    """Hide two of peft's warnings that the caller cannot act on: a deprecated transformers name, and Conv1D layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*", category=UserWarning)

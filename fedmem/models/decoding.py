@@ -1,8 +1,8 @@
-"""How the next token is chosen: exactly as asked, and from noise that belongs to each prompt.
+"""Decoding: how the next token is chosen, exactly as configured and from random noise that depends on the prompt.
 
-A `Decoding` holds the settings that act. Its processors, put into transformers' `generate`, leave one token a row, so
-that `generate` only ever takes the likeliest and none of its own or a checkpoint's sampling settings has a say. This
-module knows logits and keys; it does not know models, tokenizers or texts.
+A `Decoding` holds the settings that are in effect. Its processors, passed to transformers' `generate`, leave one token
+per row. So `generate` always takes the likeliest token, and its own or a checkpoint's sampling settings have no effect.
+This module works on logits and keys; it does not depend on models, tokenizers or texts.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ STRATEGIES = ("greedy", "temperature", "top_k", "top_p")
 
 
 class DecodingError(ValueError):
-    """A decoding setting out of range; the message says which, what it was and what is allowed."""
+    """A decoding setting out of range; the message says which, what it got and what is expected."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the next token is chosen, as it takes effect; `str()` of it is what the prefixes table records.
+    """The settings in effect for choosing the next token; the prefixes table records its `str()`.
 
     None means off. Greedy takes the likeliest token. All others draw from softmax(logits / temperature): temperature
-    from all tokens, top_k from the `top_k` likeliest, top_p from the fewest likeliest whose mass reaches `top_p` (of
-    the logits divided by the temperature, as transformers has it). Build it with `Decoding.of`.
+    from all tokens, top_k from the `top_k` likeliest, top_p from the fewest likeliest whose probability mass reaches
+    `top_p` (computed after the division by the temperature, as in transformers). Build it with `Decoding.of`.
     """
 
     strategy: str
@@ -44,21 +44,23 @@ class Decoding:
 
     @classmethod
     def of(cls, decoding: str, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None):
-        """Return the settings of a strategy that act; arguments that cannot matter under it are not looked at.
+        """Return the settings of a strategy; arguments that have no effect under it are ignored.
 
-        temperature ≥ 0, where 0 is greedy (and said so in the record); top_k a whole number ≥ 1; 0 < top_p ≤ 1. Raises
-        DecodingError for anything else.
+        decoding: a name in STRATEGIES. temperature: ≥ 0; 0 is greedy, with a remark in the record.
+        top_k: a whole number ≥ 1, for decoding top_k. top_p: 0 < top_p ≤ 1, for decoding top_p.
+        Raises DecodingError when a value that has an effect is out of range.
         """
         if decoding not in STRATEGIES:
-            raise DecodingError(f"decoding {decoding!r}: allowed are {', '.join(STRATEGIES)}")
+            raise DecodingError(f"decoding: got {decoding!r}; expected one of {', '.join(STRATEGIES)}")
         if decoding == "greedy":
             return cls("greedy")
         if not _is_number(temperature) or temperature < 0:
-            raise DecodingError(f"temperature {temperature!r}: allowed is a number ≥ 0 (0 is greedy)")
+            raise DecodingError(f"temperature: got {temperature!r}; expected a number ≥ 0 (0 is greedy)")
         if decoding == "top_k" and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-            raise DecodingError(f"top_k {top_k!r}: allowed is a whole number ≥ 1")
+            raise DecodingError(f"top_k: got {top_k!r}; expected a whole number ≥ 1")
         if decoding == "top_p" and (not _is_number(top_p) or not 0 < top_p <= 1):
-            raise DecodingError(f"top_p {top_p!r}: allowed is a number in (0, 1]")
+            raise DecodingError(f"top_p: got {top_p!r}; expected a number in (0, 1]")
+        # a draw would divide by 0; the limit of softmax(logits / t) is the likeliest token
         if temperature == 0:
             return cls("greedy", remark=f"{decoding} at temperature 0")
         kept = {"top_k": top_k} if decoding == "top_k" else {"top_p": float(top_p)} if decoding == "top_p" else {}
@@ -71,9 +73,11 @@ class Decoding:
         return f"{self.strategy}{remark}: {' '.join(shown)} repetition_penalty=off"
 
     def processors(self, prompts: Sequence[Sequence[int]], seed: int, steps: int, width: int, device=None):
-        """Return the LogitsProcessorList that decodes a batch of `prompts` (ids) padded on the left to `width` tokens.
+        """Return the LogitsProcessorList that decodes a batch of prompts.
 
-        `steps` is the largest number of new tokens. Temperature comes before the cut, by transformers' own definitions.
+        prompts: the token ids of each row, without padding. seed: the decode seed. steps: the largest number of new
+        tokens. width: length of the batch, which is padded on the left, in tokens. device: of the logits; None: CPU.
+        Temperature is applied before top_k and top_p, as in transformers.
         """
         if self.strategy == "greedy":
             return LogitsProcessorList()
@@ -91,8 +95,8 @@ class Draw(LogitsProcessor):
 
     argmax(logit + Gumbel noise) is an exact draw from softmax(logits) (Gumbel 1954; Maddison et al. 2014, section 2).
     The noise is the SplitMix64 stream (Steele et al. 2014) of the seed `keys[row, step]`, token i taking its i-th
-    number. No generator state is shared, so neither batch, nor order, nor device matters. `keys`: int64 tensor of shape
-    (rows, steps); `width`: tokens of the padded prompts.
+    number. No generator state is shared, so the result does not depend on batch, order or device. keys: int64 tensor of
+    shape (rows, steps). width: length of the padded prompts, in tokens.
     """
 
     def __init__(self, keys: torch.Tensor, width: int):
@@ -101,7 +105,9 @@ class Draw(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         step = input_ids.shape[1] - self.width
+        # in double, as the noise is: rounding to fp32 would make ties and so bias the draw
         chosen = (scores.double() + gumbel(self.keys[:, step], scores.shape[1])).argmax(dim=-1, keepdim=True)
+        # all other tokens at −∞: whatever `generate` does next, it can only take the chosen one
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
 
 
@@ -121,12 +127,12 @@ def splitmix64(seeds: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """A right shift that fills with zeros; torch's own copies the sign."""
+    """Shift right and fill with zeros; torch's own shift copies the sign bit."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _keys(prompt: Sequence[int], seed: int, steps: int) -> np.ndarray:
-    """One 64-bit key per step, from the decode seed and the prompt's ids alone; more steps only append."""
+    """Return one 64-bit key per step, from the decode seed and the prompt's ids only; more steps only append keys."""
     digest = hashlib.sha256(f"{seed}|{','.join(map(str, prompt))}".encode()).digest()
     return np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(steps).view(np.int64)
 

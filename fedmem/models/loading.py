@@ -20,17 +20,17 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def model_location(name: str) -> str:
-    """Return where a model lies: a preset's folder, a folder, or a hub id (`owner/name`) as it is.
+    """Return where a model is loaded from: a preset's folder, a folder, or an unchanged hub id (`owner/name`).
 
-    A preset that does not ship with the package is made now, unless it is kept under results already. Raises ModelError
-    for anything else, and for a folder whose configuration, tokenizer or weights are missing or damaged.
+    A preset that does not ship with the package is built now, unless it is under results already. Raises ModelError for
+    any other name, and for a folder whose configuration, tokenizer or weights are missing or damaged.
     """
     try:
         folder = model_folder(name)
     except ConfigError as error:
         raise ModelError(str(error)) from None
     if folder is None and name in PRESETS:
-        from fedmem.models.presets import cache  # it makes models with this module
+        from fedmem.models.presets import cache  # imported here because it imports this module
 
         return str(cache.get_or_build(name)) if digest(name) else cache.hub_id_if_reachable(name)
     return name if folder is None else str(_complete_folder(name, folder))
@@ -43,13 +43,17 @@ def load_model(
     precision: str = "fp32",
     merge: bool = True,
 ):
-    """Load a causal language model in evaluation mode, and its tokenizer.
+    """Load a causal language model in evaluation mode, and its tokenizer. Returns (model, tokenizer).
 
-    `device` is auto (CUDA where there is one), cpu or cuda. `precision`, fp32 or bf16, is that of the weights.
-    `checkpoint` is a folder that `save_pretrained` wrote, whose weights are taken (and whose tokenizer, where it has
-    one), or one of adapters, which are put on the model of `name`: merged into its weights (in fp32, then rounded to
-    `precision`), or, with `merge=False`, left apart and trainable. Nothing is unpickled and no code of a model's author
-    runs. Raises ModelError, also when the files lack an array of the model.
+    name: preset, folder or hub id.
+    device: auto (CUDA if available, else CPU), cpu or cuda.
+    checkpoint: None: the model's own weights; a folder that `save_pretrained` wrote: its weights, and its tokenizer if
+        it has one; a folder of adapters: the model of `name` with these adapters.
+    precision: fp32 or bf16, the precision of the weights.
+    merge: True merges adapters into the weights (in fp32, then rounded to `precision`); False keeps them separate and
+        trainable.
+    Nothing is unpickled, and no code of a model's author runs. Raises ModelError when an argument is not valid, when
+    the model cannot be loaded, and when its files lack an array.
     """
     target, dtype = _device(device), _dtype(precision)
     folder = None if checkpoint is None else Path(checkpoint)
@@ -63,8 +67,9 @@ def load_model(
             f"checkpoint {folder}: no config.json and no adapter_config.json; give a folder that save_pretrained or "
             "fedmem.models.adapters.save wrote"
         )
-    from fedmem.models import adapters  # which imports this module
+    from fedmem.models import adapters  # imported here because it imports this module
 
+    # merged in fp32: the sum would otherwise be computed from weights that are rounded already
     model = adapters.put_on(_pretrained(name, model_location(name), torch.float32 if merge else dtype), folder)
     if merge:
         model = adapters.cast(adapters.merge(model), dtype)
@@ -72,7 +77,7 @@ def load_model(
 
 
 def _pretrained(name: str, where: str, dtype: torch.dtype):
-    logging.disable_progress_bar()  # bars of loading and saving are noise in an executed notebook
+    logging.disable_progress_bar()  # progress bars would stay in the executed notebook
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             where, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
@@ -88,14 +93,15 @@ def _pretrained(name: str, where: str, dtype: torch.dtype):
 
 
 def load_tokenizer(name: str):
-    """Load the (fast) tokenizer of a model name; a missing pad token becomes an existing one.
+    """Load the (fast) tokenizer of a model name; without a pad token, the end-of-sequence token is used for padding.
 
-    The vocabulary never grows, so the model's embeddings fit as they are. Decoding never edits spaces.
+    The vocabulary does not grow, so the model's embeddings fit unchanged. Decoding does not edit spaces. Raises
+    ModelError when the tokenizer cannot be loaded, is not a fast one, or has no end-of-sequence token.
     """
     where = model_location(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, use_fast=True, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises that very class for some files, and KeyError for others
+    except Exception as error:  # tokenizers raises Exception itself for some files, KeyError for others
         files = " (tokenizer.json, tokenizer_config.json, as save_pretrained writes them)" * Path(where).is_dir()
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise ModelError(f"model {name!r}: cannot load its tokenizer{files}: {kind}{error}") from error
@@ -105,35 +111,36 @@ def load_tokenizer(name: str):
         raise ModelError(f"model {name!r}: its tokenizer has no end-of-sequence token, so no text would ever end")
     tokenizer.clean_up_tokenization_spaces = False
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token  # harmless: padding is told by the attention mask, never by its id
+        tokenizer.pad_token = tokenizer.eos_token  # safe: the attention mask marks padding, not the id
     return tokenizer
 
 
 def _complete_folder(name: str, folder: Path) -> Path:
-    if said := why_unloadable(folder):
-        raise ModelError(f"model {name!r}: cannot be loaded: {said}")
+    if reason := why_unloadable(folder):
+        raise ModelError(f"model {name!r}: cannot be loaded: {reason}")
     return folder
 
 
 def _dtype(precision: str) -> torch.dtype:
     if precision not in PRECISIONS:
-        raise ModelError(f"precision {precision!r}: allowed are {' and '.join(map(repr, PRECISIONS))}")
+        raise ModelError(f"precision: got {precision!r}; expected {' or '.join(map(repr, PRECISIONS))}")
     return PRECISIONS[precision]
 
 
 def _device(device: str) -> torch.device:
     if device not in ("auto", "cpu", "cuda"):
-        raise ModelError(f"device {device!r}: allowed are 'auto', 'cpu' and 'cuda'")
+        raise ModelError(f"device: got {device!r}; expected 'auto', 'cpu' or 'cuda'")
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
-        raise ModelError("device 'cuda': torch sees no CUDA device here; take 'auto' or 'cpu'")
+        raise ModelError("device: got 'cuda', but torch finds no CUDA device on this machine; use 'auto' or 'cpu'")
     return torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
 
 
 def load_trainable(config):
-    """The model that a TrainConfig trains, and its tokenizer: whole, or frozen under new adapters.
+    """Load the model that a TrainConfig trains, and its tokenizer: the full model, or a frozen one with new adapters.
 
-    config: model, device, finetuning, precision, and what `add_adapters` reads. Raises ModelError.
+    config: a TrainConfig; reads model, device, finetuning, precision, and the fields that `add_adapters` reads.
+    Raises ModelError when the model cannot be loaded or the adapters cannot be added.
     """
     if config.finetuning == "full":
         return load_model(config.model, config.device)
@@ -144,15 +151,15 @@ def load_trainable(config):
 
 
 def save_merged(name: str, adapter_folder: str | Path, target_folder: str | Path) -> None:
-    """Write a model with saved adapters merged into it, and its tokenizer, as a folder that `from_pretrained` loads.
+    """Merge saved adapters into their base model; write it and its tokenizer as a folder for `from_pretrained`.
 
-    name: the base model, as for `loading.load_model`. The weights are fp32. Raises ModelError when `target_folder`
-    holds
-    anything, and as `loading.load_model` does.
+    name: the base model (preset, hub id or folder), as for `loading.load_model`.
+    adapter_folder: what `save` wrote. target_folder: a new or an empty folder; the weights in it are fp32.
+    Raises ModelError when `target_folder` is not empty, or when the model or the adapters cannot be loaded.
     """
     target = Path(target_folder)
     if target.exists() and any(target.iterdir()):
-        raise ModelError(f"{target}: it is not empty; allowed is a new or an empty folder")
+        raise ModelError(f"{target}: it is not empty; expected a new or an empty folder")
     model, tokenizer = load_model(name, "cpu", checkpoint=adapter_folder)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

@@ -1,6 +1,6 @@
-"""What a causal language model writes after a prompt, when nothing acts but the decoding that was asked for.
+"""Generates text after prompts with a causal language model, using only the requested decoding.
 
-Prompts are lists of token ids. This module does not know what they are prompts for, nor what is done with the text.
+Prompts are lists of token ids. The module does not depend on their purpose or on the use of the text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from transformers import GenerationConfig
 from fedmem.models.decoding import Decoding
 from fedmem.models.examples import render
 
-REPLACEMENT = "\ufffd"  # what a decoder writes for the bytes of an unfinished character
+REPLACEMENT = "\ufffd"  # a decoder writes it for the bytes of an incomplete character
 
 
 class Written(NamedTuple):
-    """What follows a prompt: its text, its tokens without the stopping one, and whether it stopped by itself."""
+    """A continuation: its text, its number of tokens without the stop token, and whether it ended with a stop token."""
 
     text: str
     new_tokens: int
@@ -36,15 +36,23 @@ def write(
     doing: str = "continue",
     unit: str = "prefix",
 ) -> list[Written]:
-    """Let the model write after each prompt (token ids) until it stops; one `Written` a prompt, in their order.
+    """Continue each prompt until a stop token; returns one `Written` per prompt, in the order of the prompts.
 
-    It stops at one of `stop_ids`, or after `max_new_tokens` ≥ 1 new tokens. Prompts are padded on the left and masked.
-    What is written depends on the model, `seed`, the prompt and `decoding`: order does not matter at all, and batch
-    size only where the model's floats round otherwise in another batch and two tokens are equal to about 1e-6. `doing`
-    and `unit` name the progress bar and what it counts.
+    model: a causal language model; it generates on its own device and keeps its mode and generation_config.
+    tokenizer: the model's; it gives the stop tokens and decodes the text.
+    prompts: lists of token ids. They are padded on the left and masked.
+    decoding: the strategy with its parameters.
+    max_new_tokens: limit of new tokens, ≥ 1; generation ends there or at one of `stop_ids`.
+    seed: seeds the draws; each prompt has its own stream.
+    batch_size: prompts at a time, ≥ 1.
+    doing, unit: name of the progress bar, and of what it counts.
+
+    The text depends on the model, `seed`, the prompt and `decoding`. The order of the prompts has no effect. The batch
+    size has one only where two tokens' scores are equal to about 1e-6 and round differently in another batch.
     """
     prompts, stops = [list(prompt) for prompt in prompts], stop_ids(tokenizer)
-    # Longest first: little padding, the largest batch at once; ties by the ids, so that order does not matter.
+    # Longest first: little padding, and the batch that needs most memory comes first. Ties by the ids, so that the
+    # order of the prompts has no effect.
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), prompts[i]))
     written: dict[int, Written] = {}
     with _plain(model), tqdm(total=len(prompts), desc=doing, unit=unit, mininterval=1) as bar:
@@ -60,7 +68,7 @@ def write(
 
 
 def stop_ids(tokenizer) -> list[int]:
-    """Return the ids that end a text: end of sequence, and what the chat template puts after a user's words."""
+    """The ids that end a text: end of sequence, and the token that the chat template puts after a user's words."""
     example = render(tokenizer, {"input": "a", "instruction": "", "output": "a"})
     after = tokenizer(example.text[example.input_span[1] :], add_special_tokens=False)["input_ids"]
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -69,14 +77,18 @@ def stop_ids(tokenizer) -> list[int]:
 
 
 def decode(tokenizer, ids: list[int], skip_special_tokens: bool = True) -> str:
-    """The text of token ids, its spaces as they are."""
+    """The text of token ids.
+
+    tokenizer: the model's. ids: token ids. skip_special_tokens: whether to leave special tokens out of the text.
+    """
+    # clean_up_tokenization_spaces removes spaces before punctuation: the text would differ from the training text
     return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
 
 
 @contextmanager
 def _plain(model) -> Iterator[None]:
-    """The model in evaluation mode and without its own generation_config, from which `generate` fills what is unset."""
-    # peft hands the outer model's generation_config to the one that it wraps, and leaves it there
+    """Put the model in eval mode and remove its generation_config, from which `generate` fills unset parameters."""
+    # peft copies the outer model's generation_config to the model that it wraps, and leaves it there
     wrapped = [model, *([model.get_base_model()] if hasattr(model, "get_base_model") else [])]
     kept, training = [part.generation_config for part in wrapped], model.training
     model.generation_config = GenerationConfig()
@@ -91,12 +103,12 @@ def _plain(model) -> Iterator[None]:
 
 @torch.inference_mode()
 def _generate(model, tokenizer, batch, decoding: Decoding, steps: int, seed: int, stops: list[int]) -> list[list[int]]:
-    """The new ids of each prompt in a batch, padded by whatever `generate` fills up with after a stop."""
+    """The new ids of each prompt in a batch; after a stop token `generate` fills up with padding."""
     width = max(map(len, batch))
     pad = stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in batch], device=model.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch], device=model.device)
-    # The draw is ours and deterministic, so `generate` only ever takes the likeliest of what the processors leave.
+    # Any draw is made by the processors, which leave one token; `generate` itself only takes the most likely one.
     config = GenerationConfig(
         max_new_tokens=steps, do_sample=False, num_beams=1, use_cache=True, eos_token_id=stops, pad_token_id=pad
     )
@@ -106,14 +118,14 @@ def _generate(model, tokenizer, batch, decoding: Decoding, steps: int, seed: int
 
 
 def _ended(tokenizer, prompt: list[int], new: list[int], stops: list[int]) -> Written:
-    """What the new ids up to the first stopping one say.
+    """The continuation that the new ids up to the first stop token give.
 
-    The text is read after the prompt, as some tokenizers drop a space at the start of what they decode.
+    The ids are decoded together with the prompt, because some tokenizers drop a space at the start of a decoded text.
     """
     end = next((n for n, token in enumerate(new) if token in stops), None)
     new = new[:end]
     before, both = decode(tokenizer, prompt), decode(tokenizer, prompt + new)
     text = both[len(before) :] if both.startswith(before) else decode(tokenizer, new)
     if end is None:
-        text = text.rstrip(REPLACEMENT)  # the limit of tokens may have fallen inside a character
+        text = text.rstrip(REPLACEMENT)  # the token limit may fall inside a character
     return Written(text, len(new), end is not None)

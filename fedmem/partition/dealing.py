@@ -1,10 +1,9 @@
-"""Rows to clients: who holds which text, and which texts nobody trains on.
+"""The partition of a corpus: which client holds which row, and which rows are held out from training.
 
-First every row gets its client (`assign`), then each client's rows are split into train, test and held-out (`split`);
-between the two, duplicates can be dropped. No row is given twice, and rows that belong together (a unit) never straddle
-two splits or two clients. This module knows rows, groups and clients; it does not know where the corpus came from, what
-training is, nor tokens. Source of the set-up: Udsa et al. 2026, section 3 (three clients, non-IID, equal sizes); the
-held-out rows are our control.
+First, `assign` gives every row a client. Then `split` divides each client's rows into train, test and held-out rows.
+Between the two, duplicates can be dropped. No row is given twice, and rows that belong together (a unit) never are in
+two splits or with two clients. Source of the setup: Udsa et al. 2026, section 3 (three clients, non-IID, equal sizes);
+the held-out rows are fedmem's own control.
 """
 
 import re
@@ -17,7 +16,7 @@ from fedmem.config.vocabulary import SPLITS
 from fedmem.partition import partitioners
 from fedmem.partition.partitioners import NOBODY, PartitionError
 
-DEALT = ("heldout", "test", "train")  # so that these rows stay what they are when train_rows grows
+DEALT = ("heldout", "test", "train")  # training rows last: the others then stay the same when train_rows grows
 
 COLUMNS = ["row_id", "client", "split", "group", "instruction", "input", "output"]
 
@@ -25,18 +24,20 @@ PARTITIONERS = ("iid", "natural", "dirichlet", "topic", "quantity")
 
 
 def quotas(split_rows: Mapping[str, float], n_clients: int, skew: float = 0.0) -> pd.DataFrame:
-    """Return what each client shall have: a line a client, with train, test, heldout and `weight`.
+    """Return the wanted rows of each client: one line for each client, with train, test, heldout and `weight`.
 
-    split_rows: rows of a client by split, all counts (int) or all shares of its rows (float, 0 to 1). `weight` is the
-    client's part of all rows, 1 ∕ (j + 1)^skew over their sum. Counts of training rows follow the weights, `train`
-    being their mean; test and held-out rows are the same for all. Raises PartitionError when a client would train on
-    nothing.
+    split_rows: rows of a client by split, all counts (int ≥ 0) or all shares of its rows (float, 0 to 1).
+    n_clients: number of clients, ≥ 1.
+    skew: exponent ≥ 0; client j's `weight`, its part of all rows, is 1 ∕ (j + 1)^skew over the sum of these terms.
+    Counts of training rows follow the weights and have the mean `train`; test and held-out rows are equal for all
+    clients. Raises PartitionError when a client would have no training row or a number is negative.
     """
     weight = (1 + np.arange(n_clients)) ** -float(skew)
     weight /= weight.sum()
     table = pd.DataFrame({name: [split_rows[name]] * n_clients for name in SPLITS}).assign(weight=weight)
     if _counted(table):
         total = split_rows["train"] * n_clients
+        # differences of rounded cumulative sums: rounding each count alone would change the total
         table["train"] = np.diff(np.round(np.concatenate([[0], weight.cumsum()]) * total)).astype(int)
     if n_clients < 1 or not (table["train"] > 0).all() or (table[list(SPLITS)] < 0).any(axis=None):
         poorest = table["train"].min() if n_clients > 0 else 0
@@ -58,18 +59,26 @@ def assign(
     client_groups: Sequence | None = None,
     dirichlet_alpha: float = 0.3,
 ) -> pd.DataFrame:
-    """Return the rows that clients may draw from: the corpus's columns, `unit` and `client`, in the order of the deal.
+    """Return the rows with the client of each: the corpus's columns, `unit` and `client`, in the order of assignment.
 
-    `corpus` has the columns of `fedmem.corpus.columns.SCHEMA`, `quotas` a line a client. `partitioner`:
-    - iid: units at random, in equal numbers;
-    - natural: client j holds `client_groups[j]` (a group or a list of groups) alone, or the j-th largest group;
-    - dirichlet: each group is divided among the clients by Dir(dirichlet_alpha), until each has what its quotas ask;
-    - topic: clusters of like texts, one a client, of equal numbers of rows;
-    - quantity: at random, in the sizes that the quotas ask for.
-    `unit`: regular expression; rows whose ids it matches alike (its first group, if it has one) stay together. The
-    result depends on the seed and on which rows there are, not on their order. Raises PartitionError.
+    corpus: a frame with the columns of `fedmem.corpus.columns.SCHEMA`.
+    partitioner: how units are assigned:
+    - iid: at random, in equal numbers;
+    - natural: client j gets `client_groups[j]`, or the j-th largest group;
+    - dirichlet: each group is divided among the clients by Dir(dirichlet_alpha), so that each client meets its quotas;
+    - topic: clusters of similar texts, one for each client, of equal numbers of rows;
+    - quantity: at random, in the sizes of the quotas.
+    quotas: the table of `quotas`, one line for each client.
+    seed: seed of all random choices, ≥ 0.
+    unit: regular expression; rows whose ids give the same match (its first group, if it has one) stay together; None:
+        each row alone.
+    client_groups: for natural, one group or a list of groups for each client; None: the largest groups.
+    dirichlet_alpha: for dirichlet, the concentration, > 0; a small one makes clients differ.
+    The result depends on the seed and on the set of rows, not on their order. Raises PartitionError when the
+    partitioner is unknown or the corpus cannot be divided as asked.
     """
     n_clients = len(quotas)
+    # sorted by id, so that the result does not depend on the order of the rows in the file
     pack = corpus.sort_values("id", kind="stable", ignore_index=True)
     pack["unit"] = _unit_names(pack["id"], unit)
     units = pack.groupby("unit", sort=True).agg(rows=("id", "size"), group=("group", "first")).reset_index()
@@ -84,26 +93,30 @@ def assign(
     elif partitioner == "dirichlet":
         clients = partitioners.dirichlet(units, n_clients, dirichlet_alpha, needs, seed)
     elif partitioner == "topic":
+        # the same grouping as of `units`, so both have the same order
         texts = pack.groupby("unit", sort=True)["input"].agg(" ".join)
         clients = partitioners.topic(units.assign(text=texts.to_numpy()), n_clients, seed)
     elif partitioner == "quantity":
         targets = needs if _counted(quotas) else quotas["weight"] * len(pack)
         clients = partitioners.quantity(units, targets, seed)
     else:
-        raise PartitionError(f"partitioner {partitioner!r}: allowed are {', '.join(PARTITIONERS)}")
+        raise PartitionError(f"partitioner: got {partitioner!r}; expected one of {', '.join(PARTITIONERS)}")
     return _ordered(pack, units["unit"].to_numpy(), clients, n_clients, seed)
 
 
 def add_heldout(
     dealt_rows: pd.DataFrame, texts: pd.DataFrame, n_clients: int, seed: int, one_each: bool = False
 ) -> pd.DataFrame:
-    """Return `dealt_rows` and, below, `texts` that were never trained on, with the column `heldout`: which are which.
+    """Return the assigned rows followed by held-out texts from another source; the column `heldout` marks the latter.
 
-    dealt_rows: the table of `assign`; texts: a corpus of its own, whose ids get "heldout/" before them. `one_each`:
-    client j
-    gets the texts of the j-th group as they come (a file a client); otherwise all are dealt at random in equal numbers.
-    Raises PartitionError when a client gets none.
+    dealt_rows: the table of `assign`.
+    texts: a corpus in the same schema that was never trained on; its ids get the prefix "heldout/".
+    n_clients: number of clients, ≥ 1. seed: seed of the random assignment, ≥ 0.
+    one_each: True gives client j the j-th group in order of appearance (one file for each client); False deals all
+        texts at random in equal numbers.
+    Raises PartitionError when a client gets no text.
     """
+    # the prefix keeps the ids distinct from the corpus's, which may number its rows in the same way
     pack = texts.assign(id="heldout/" + texts["id"], heldout=True)
     pack["unit"] = pack["id"]
     places = pd.factorize(pack["group"])[0] if one_each else np.arange(len(pack)) % n_clients
@@ -117,12 +130,14 @@ def add_heldout(
 
 
 def split(dealt_rows: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
-    """Return the table `rows`: every client's first rows are held out, the next are for testing, the next for training.
+    """Return the table `rows`: each client's first rows are held out, the next are test rows, the next training rows.
 
-    `dealt_rows`: the table of `assign`, or what is left of it; rows that `add_heldout` marks are held out, whatever the
-    quotas say, which divide the others. With counts each client gets exactly those rows, and others
-    are left over: where a split ends inside a unit, the unit's further rows are. With shares a split ends with its
-    unit, and no row is left over if the shares' sum is 1.
+    dealt_rows: the table of `assign`, or a part of it. Rows that `add_heldout` marked are always held out; the quotas
+    divide
+        the others.
+    quotas: the table of `quotas`. With counts, each client gets exactly these numbers of rows; when a split ends inside
+        a unit, the unit's remaining rows are not used. With shares, a split ends at the end of a unit, and every row is
+        used if the shares sum to 1.
 
     Columns: row_id, client (0 … n_clients − 1), split (train, test, heldout), group, instruction, input, output; sorted
     by client, then split. Raises PartitionError when a client has too few rows.
@@ -142,10 +157,11 @@ def split(dealt_rows: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
 
 
 def check(rows: pd.DataFrame, unit: str | None = None) -> None:
-    """Raise PartitionError unless rows are a partition.
+    """Raise PartitionError unless `rows` is a valid partition.
 
-    That is: the columns are there, no row_id stands twice, splits are known ones, clients are numbered from 0 without a
-    gap, each has training rows, no input is empty, and no unit (see `assign`) is in two splits or with two clients.
+    In a valid partition, all columns exist, row_ids are unique, splits are known, clients are numbered from 0 without a
+    gap, each client has training rows, no input is empty, and no unit (see `assign`) is in two splits or with two
+    clients.
     """
     missing = [name for name in COLUMNS if name not in rows]
     if missing:
@@ -153,8 +169,9 @@ def check(rows: pd.DataFrame, unit: str | None = None) -> None:
     _once(rows, rows["row_id"], "row", every=True)
     unknown = sorted(set(rows["split"]) - set(SPLITS))
     if unknown:
-        raise PartitionError(f"split {unknown[0]!r}: allowed are {', '.join(SPLITS)}")
+        raise PartitionError(f"split: got {unknown[0]!r}; expected one of {', '.join(SPLITS)}")
     trained = set(rows.loc[rows["split"] == "train", "client"])
+    # a gap in the numbering is a client without training rows, too
     without = sorted(set(range(int(rows["client"].max()) + 1 if len(rows) else 1)) - trained)
     if without:
         raise PartitionError(f"client {without[0]} has no training rows; every client needs at least one")
@@ -164,7 +181,7 @@ def check(rows: pd.DataFrame, unit: str | None = None) -> None:
 
 
 def _once(rows: pd.DataFrame, names: pd.Series, what: str, every: bool) -> None:
-    """Each name stands once (`every`), or at least in one split of one client alone."""
+    """Raise PartitionError unless each name occurs once (`every`), or in a single split of a single client."""
     places = rows.assign(name=names)[["name", "client", "split"]]
     places = places if every else places.drop_duplicates()
     twice = places[places["name"].duplicated(keep=False)].sort_values("name", kind="stable")
@@ -188,9 +205,9 @@ def _counted(quotas: pd.DataFrame) -> bool:
 
 
 def _needs(quotas: pd.DataFrame, largest_unit: int = 1) -> list[int]:
-    """The least rows of each client: all that are counted, or one in each split that shall not be empty.
+    """The minimum rows of each client: the sum of its counts, or one row for each split with a share above 0.
 
-    The first two splits may end inside a unit, whose further rows nobody gets then.
+    With counts, each of the first two splits may end inside a unit and leave up to `largest_unit` − 1 rows unused.
     """
     parts = quotas[list(SPLITS)]
     least = parts.sum(axis=1) + 2 * (largest_unit - 1) if _counted(quotas) else (parts > 0).sum(axis=1)
@@ -198,10 +215,11 @@ def _needs(quotas: pd.DataFrame, largest_unit: int = 1) -> list[int]:
 
 
 def _ordered(pack: pd.DataFrame, names: np.ndarray, clients: np.ndarray, n_clients: int, seed: int) -> pd.DataFrame:
-    """The rows of each client, its units shuffled by a seed of its own, its rows within a unit by id."""
+    """The rows of each client: units in random order, rows within a unit by id."""
     rank = np.full(len(names), -1)
     for client in range(n_clients):
         own = np.flatnonzero(clients == client)
+        # one generator for each client, so that its order does not depend on the number of other clients
         rank[own[np.random.default_rng([seed, client]).permutation(len(own))]] = np.arange(len(own))
     of_row = pd.Index(names).get_indexer(pack["unit"])
     dealt_rows = pack.assign(client=clients[of_row], rank=rank[of_row])
@@ -210,7 +228,7 @@ def _ordered(pack: pd.DataFrame, names: np.ndarray, clients: np.ndarray, n_clien
 
 
 def _begins(hand: pd.DataFrame) -> np.ndarray:
-    """Places where a unit begins, and the end."""
+    """The positions where a unit begins, and the end."""
     names = hand["unit"].to_numpy()
     return np.append(np.flatnonzero(np.append(True, names[1:] != names[:-1])) if len(names) else [], len(names)).astype(
         int
@@ -218,28 +236,29 @@ def _begins(hand: pd.DataFrame) -> np.ndarray:
 
 
 def _counts(hand: pd.DataFrame, wanted: Mapping[str, int]) -> dict[str, tuple[int, int]] | None:
-    """Where each split begins and stops when it has exactly its count; None if the hand is too small."""
+    """The (start, stop) of each split with exactly its count; None if the client has too few rows."""
     begins, places, start = _begins(hand), {}, 0
     for name in DEALT:
         stop = start + wanted[name]
         if stop > len(hand):
             return None
         places[name] = (start, stop)
-        start = int(begins[np.searchsorted(begins, stop)])
+        start = int(begins[np.searchsorted(begins, stop)])  # the next split starts with a new unit
     return places
 
 
 def _shares(hand: pd.DataFrame, wanted: Mapping[str, float]) -> dict[str, tuple[int, int]] | None:
-    """Where each split begins and stops when it has its share, up to the end of a unit; None if one would be empty."""
+    """The (start, stop) of each split with its share, rounded up to whole units; None if one would be empty."""
     begins, places, unit = _begins(hand), {}, 0
     left = [name for name in DEALT if wanted[name] > 0]
+    # shares that sum to 1, up to rounding: the last split takes all remaining rows
     whole = abs(sum(wanted.values()) - 1) < 1e-9
     for name in DEALT:
         start = unit
         if name in left:
             left.remove(name)
             least = len(hand) if whole and not left else begins[start] + wanted[name] * len(hand)
-            # at least one unit here, and one in each split that is still to come
+            # at least one unit for this split, and one left for each of the following ones
             unit = min(max(int(np.searchsorted(begins, least - 1e-6)), start + 1), len(begins) - 1 - len(left))
             if unit <= start:
                 return None
@@ -262,5 +281,6 @@ def _too_few(dealt_rows: pd.DataFrame, quotas: pd.DataFrame, client: int, wanted
     return (
         f"{whose} has {len(hand)} rows and needs {needed} ({parts}); {able} of {len(quotas)} clients have that many: "
         "lower train_rows, test_rows or heldout_rows, lower n_clients"
+        # advised only when the corpus as a whole has enough rows
         + (", or take partitioner 'iid'" if len(dealt_rows) >= _needs(quotas)[client] * len(quotas) else "")
     )

@@ -8,13 +8,14 @@ from fedmem.config.vocabulary import SPLITS
 
 def sizes(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one line per client and split: client, split, rows, median_chars (of the inputs, in characters)."""
+    # categorical, so that the splits are sorted as in SPLITS and not by name
     chars = rows.assign(chars=rows["input"].str.len(), split=pd.Categorical(rows["split"], SPLITS))
     table = chars.groupby(["client", "split"], observed=True)["chars"].agg(rows="size", median_chars="median")
     return table.reset_index().astype({"split": "str"})
 
 
 def lengths(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how long each client's inputs are, in characters.
+    """Return the quartiles of the lengths of each client's inputs, in characters.
 
     Columns: client, shortest, quarter, median, three_quarters, longest.
     """
@@ -25,23 +26,26 @@ def lengths(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def groups(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how many of each client's rows are of which group: client, group, rows, share (of the client's rows)."""
+    """Return the rows of each client by group: client, group, rows, share (of the client's rows)."""
     table = rows.groupby(["client", "group"]).size().rename("rows").reset_index()
     return table.assign(share=table["rows"] / table.groupby("client")["rows"].transform("sum"))
 
 
 def distances(rows: pd.DataFrame, max_words: int = 20_000) -> pd.DataFrame:
-    """Return how differently clients write: the Jensen–Shannon distance of the words of their inputs, pair by pair.
+    """Return the Jensen–Shannon distance between the word distributions of each pair of clients.
 
-    Columns: client, other, distance (0: the same words as often, 1: no word in common; base 2), by_chance (the same
-    when the same rows are dealt at random in the same numbers: what a distance of equal clients looks like). Counted
-    are the `max_words` most frequent words (Lin 1991; the distance is the divergence's square root).
+    rows: the table of `split`. max_words: only this many most frequent words are counted, ≥ 1.
+    Columns: client, other, distance (0: equal frequencies, 1: no common word; base 2), by_chance (the distance when the
+    same rows are dealt at random in the same numbers: the value to expect for clients that do not differ). The distance
+    is the square root of the divergence (Lin 1991).
     """
+    # imported here because only this description of a partition needs scikit-learn
     from sklearn.feature_extraction.text import CountVectorizer
 
     counts = CountVectorizer(max_features=max_words, token_pattern=r"\w+").fit_transform(rows["input"])
     client = rows["client"].to_numpy()
     measured = _word_distances(counts, client)
+    # a fixed seed: the baseline must not change between two views of the same partition
     chance = _word_distances(counts, np.random.default_rng(0).permutation(client))
     j, k = np.indices(measured.shape)
     values = {"distance": measured.ravel(), "by_chance": chance.ravel()}

@@ -1,9 +1,9 @@
-"""Texts that stand in a corpus more than once, and words that many rows share.
+"""Texts that occur in a corpus more than once, and words that many rows share.
 
-Two inputs are exact copies when they are equal after folding white space and case, and near copies when the sets of
-their word 3-grams are alike by Jaccard's measure. Where clients share texts, a continuation that reproduces one says
-nothing about whose it was: so copies are counted per pair of clients, listed, and dropped on request. This module knows
-texts and who holds them; it does not know how they were dealt.
+Two inputs are exact copies when they are equal after folding white space and case, and near copies when the Jaccard
+similarity of their sets of word 3-grams reaches a threshold. If clients share a text, a continuation that reproduces it
+does not show whose it was. So copies are counted per pair of clients, listed, and dropped on request. This module
+depends on the texts and their holders, not on how the rows were assigned to clients.
 
 Sources: Broder 1997, "On the resemblance and containment of documents" (MinHash); Lee et al. 2022, "Deduplicating
 training data makes language models better".
@@ -20,22 +20,25 @@ import pandas as pd
 from tqdm import tqdm
 
 NEAR_WORDS, BOILERPLATE_WORDS = 3, 8
-PERMUTATIONS, MISSED = 128, 1e-3  # hash values a text, at most; pairs right at the threshold that may be missed
-MANY_COPIES = 1000  # a text with more copies is listed by pairs with its first row alone
+PERMUTATIONS, MISSED = 128, 1e-3  # hash values per text, at most; share of pairs at the threshold that may be missed
+MANY_COPIES = 1000  # a text with more copies is paired only with its first row: n copies make n²/2 pairs
 WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What `find` found: `text`, {row id: number of its text}, and `near`, pairs of such numbers with `similarity`."""
+    """Result of `find`.
+
+    text: the number of each row's folded text, index: row id. near: pairs of such numbers (one, other, similarity).
+    """
 
     text: pd.Series
     near: pd.DataFrame
 
     def drop(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return `rows` (with `id`) in their order without copies: no two rows that stay are copies of each other.
+        """Return `rows` (with `id`) in their order without copies: no two remaining rows are copies of each other.
 
-        Which of several copies stays is drawn at random (always alike), so that no client is spared.
+        The copy that remains is chosen at random, with a fixed seed, so that no client is favoured.
         """
         neighbours: dict[int, list[int]] = {}
         for one, other in zip(self.near["one"], self.near["other"], strict=True):
@@ -43,6 +46,7 @@ class Duplicates:
             neighbours.setdefault(other, []).append(one)
         texts, taken = self.text.loc[rows["id"]].tolist(), set()
         keep = np.zeros(len(rows), bool)
+        # greedy in random order: "near" is not transitive, so one row per connected group would drop too many
         for place in np.random.default_rng(0).permutation(len(rows)):
             text = texts[place]
             if text not in taken and taken.isdisjoint(neighbours.get(text, ())):
@@ -52,12 +56,13 @@ class Duplicates:
 
 
 def find(rows: pd.DataFrame, threshold: float = 0.8) -> Duplicates:
-    """Find the copies among `rows` (id, input): all exact ones, and near ones of a similarity of at least `threshold`.
+    """Find the copies among `rows` (id, input): all exact ones, and near ones of similarity >= `threshold` (0 to 1).
 
-    Candidates for near copies come from MinHash LSH, banded so that of pairs right at the threshold at most one in a
-    thousand is missed; each is verified by its true similarity, so that none below the threshold is reported. Shows a
-    progress bar. Time grows with the texts, and with the number of pairs that are alike.
+    Candidates for near copies come from MinHash LSH, with bands such that at most one in a thousand pairs at the
+    threshold is missed. Each candidate is verified by its true similarity, so no pair below the threshold is reported.
+    Shows a progress bar. Time grows with the number of texts, and with the number of similar pairs.
     """
+    # near copies are searched among distinct texts, so that many exact copies do not multiply the pairs
     numbers, texts = pd.factorize(rows["input"].map(fold))
     sets = [_shingles(text, NEAR_WORDS) for text in texts]
     found = []
@@ -66,27 +71,31 @@ def find(rows: pd.DataFrame, threshold: float = 0.8) -> Duplicates:
         value = shared / (len(sets[one]) + len(sets[other]) - shared)
         if value >= threshold:
             found.append((one, other, value))
+    # sorted: the order of candidates is that of the LSH index's sets
     near = pd.DataFrame(sorted(found), columns=["one", "other", "similarity"]).astype({"one": int, "other": int})
     return Duplicates(pd.Series(numbers, index=rows["id"].to_numpy()), near.astype({"similarity": float}))
 
 
 def fold(text: str) -> str:
-    """Return a text without its case and with single spaces for white space: what exact copies have in common."""
+    """Return a text case-folded and with single spaces as white space; exact copies have equal folded texts."""
     return " ".join(text.casefold().split())
 
 
 def similarity(one: str, other: str) -> float:
-    """Return the Jaccard similarity, 0 to 1, of the sets of word 3-grams of two texts (folded; shorter ones as one)."""
+    """Return the Jaccard similarity, 0 to 1, of the sets of word 3-grams of two folded texts.
+
+    A text of fewer than 3 words counts as a single 3-gram.
+    """
     a, b = (_shingles(fold(text), NEAR_WORDS) for text in (one, other))
     shared = len(np.intersect1d(a, b, assume_unique=True))
     return shared / (len(a) + len(b) - shared)
 
 
 def pairs(found: Duplicates, rows: pd.DataFrame) -> pd.DataFrame:
-    """List the copies among `rows` (the partition table), a line a pair, each pair once.
+    """List the copies among `rows` (the partition table), one row per pair, each pair once.
 
-    Columns: row_id, client, split, other_id, other_client, other_split, kind (exact, near), similarity (0 to 1). Of a
-    text that stands more than MANY_COPIES times each row is listed with the first alone.
+    Columns: row_id, client, split, other_id, other_client, other_split, kind (exact, near), similarity (0 to 1). For a
+    text with more than MANY_COPIES copies, each row is paired only with the first one.
     """
     held = rows[["row_id", "client", "split"]].assign(text=found.text.loc[rows["row_id"]].to_numpy())
     held["place"] = np.arange(len(held))
@@ -98,6 +107,7 @@ def pairs(found: Duplicates, rows: pd.DataFrame) -> pd.DataFrame:
     near = pd.concat([found.near, turned]).merge(held, left_on="one", right_on="text")
     near = near.merge(held, left_on="other", right_on="text", suffixes=("", "_other"))
     table = pd.concat([exact.assign(kind="exact", similarity=1.0), near.assign(kind="near")], ignore_index=True)
+    # the merges give each pair in both orders, and each row with itself
     table = table[table["place"] < table["place_other"]]
     names = {f"{name}_other": f"other_{name.removeprefix('row_')}" for name in ("row_id", "client", "split")}
     columns = ["row_id", "client", "split", *names.values(), "kind", "similarity"]
@@ -106,12 +116,13 @@ def pairs(found: Duplicates, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def matrix(listed: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Count for each pair of clients the rows of one that have a copy with the other (on the diagonal: another one).
+    """Count for each pair of clients the rows of one that have a copy at the other (diagonal: another row of its own).
 
     `listed`: the table of `pairs`. Columns: client, other, rows, share (of the client's rows, 0 to 1).
     """
     there = listed[["row_id", "client", "other_client"]].set_axis(["row_id", "client", "other"], axis=1)
     back = listed[["other_id", "other_client", "client"]].set_axis(["row_id", "client", "other"], axis=1)
+    # a row with several copies at the same client counts once
     had = pd.concat([there, back]).drop_duplicates().groupby(["client", "other"]).size()
     clients = range(rows["client"].max() + 1)
     every = pd.MultiIndex.from_product([clients, clients], names=["client", "other"])
@@ -120,7 +131,7 @@ def matrix(listed: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def counts(listed: pd.DataFrame) -> pd.DataFrame:
-    """Count the pairs of `pairs` by kind, by whether one client holds both, and by the two splits: a tidy frame."""
+    """Count the pairs of `pairs` by kind, where (within a client or across clients) and the two splits."""
     where = np.where(listed["client"] == listed["other_client"], "within a client", "across clients")
     splits = [" and ".join(sorted(two)) for two in zip(listed["split"], listed["other_split"], strict=True)]
     table = listed.assign(where=where, splits=splits).groupby(["kind", "where", "splits"]).size()
@@ -128,17 +139,18 @@ def counts(listed: pd.DataFrame) -> pd.DataFrame:
 
 
 def boilerplate(texts: Iterable[str], share: float = 0.05) -> pd.DataFrame:
-    """Return the runs of 8 words that stand in more than `share` of the texts and in two at least, most frequent first.
+    """Return the runs of 8 words that occur in more than `share` of the texts and in at least two, most frequent first.
 
     Columns: words (folded), rows, share (of the texts, 0 to 1).
     """
     texts = list(texts)
     sets = [_shingles(fold(text), BOILERPLATE_WORDS, short=False) for text in texts]
     every = np.concatenate([*sets, np.empty(0, np.uint64)])
-    del sets  # as large as what they became
+    del sets  # frees as much memory as `every` takes
     runs, rows = np.unique(every, return_counts=True)
     often = rows > max(share * len(texts), 1)
     wanted, words = dict(zip(runs[often].tolist(), rows[often].tolist(), strict=True)), {}
+    # a second pass finds the words of the few frequent runs; keeping the words of all runs would take far more memory
     for text in texts:
         if len(words) == len(wanted):
             break
@@ -171,15 +183,16 @@ def covered(texts: pd.Series, found: pd.DataFrame) -> pd.Series:
 
 @lru_cache(maxsize=2**20)
 def _hash(word: str) -> int:
-    """64 bits, the same on every machine."""
+    """Return 64 bits that are equal on every machine; Python's own `hash` of a string changes with each process."""
     return int.from_bytes(blake2b(word.encode(), digest_size=8).digest())
 
 
+# Odd multipliers, so that each product is a bijection modulo 2^64; one for each position in a run.
 _ODD = np.random.default_rng(8).integers(0, 2**63, BOILERPLATE_WORDS + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 def _runs(words: list[str], n: int) -> np.ndarray:
-    """A 64-bit number for each run of n words: equal runs have equal numbers, others all but surely not."""
+    """Return a 64-bit number for each run of n words: equal for equal runs, almost surely different for others."""
     hashes = np.fromiter(map(_hash, words), np.uint64, len(words))
     n_runs = max(len(words) - n + 1, 0)
     mixed = sum((hashes[place : place + n_runs] * _ODD[place] for place in range(n)), np.zeros(n_runs, np.uint64))
@@ -187,16 +200,17 @@ def _runs(words: list[str], n: int) -> np.ndarray:
 
 
 def _shingles(text: str, n: int, short: bool = True) -> np.ndarray:
-    """The distinct runs of n words of a folded text, sorted; of a shorter one, if `short`, the whole as one run."""
+    """Return the distinct runs of n words of a folded text, sorted; if `short`, a shorter text counts as one run."""
     words = WORD.findall(text)
     if len(words) >= n:
         return np.unique(_runs(words, n))
+    # "\n" cannot occur in a word, so a short text never equals a run of a longer one
     return np.array([_hash("\n" + (" ".join(words) or text))] if short else [], np.uint64)
 
 
 def _candidates(sets: list[np.ndarray], threshold: float) -> Iterator[tuple[int, int]]:
-    """Pairs of places (the earlier first) of sets that may be alike."""
-    from datasketch import MinHash, MinHashLSH
+    """Yield pairs of places (the earlier first) of sets that may be similar."""
+    from datasketch import MinHash, MinHashLSH  # imported only here: other stages use `fold` alone
 
     bands, rows = _bands(threshold)
     index = MinHashLSH(num_perm=bands * rows, params=(bands, rows))
@@ -208,7 +222,7 @@ def _candidates(sets: list[np.ndarray], threshold: float) -> Iterator[tuple[int,
 
 
 def _bands(threshold: float) -> tuple[int, int]:
-    """(bands, rows a band): the longest bands of at most PERMUTATIONS values that miss at most MISSED at the threshold.
+    """Return (bands, rows per band): the longest bands with at most PERMUTATIONS values and MISSED at the threshold.
 
     A pair of similarity s agrees in all r rows of some of b bands with probability 1 − (1 − s^r)^b.
     """

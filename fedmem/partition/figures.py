@@ -9,12 +9,15 @@ from matplotlib.figure import Figure
 from fedmem.display.drawing import COLOURS, canvas, client_ticks, draw_heatmap, draw_scale, percent_words, styled
 from fedmem.display.numbers import half_up
 
-READABLE_GROUPS = 30  # beyond it not every group has its name
+READABLE_GROUPS = 30  # above it, not every group is labelled
 
 
 @styled
 def sizes(sizes: pd.DataFrame) -> Figure:
-    """Rows of each client by split (train, test, heldout). sizes: client, split, rows."""
+    """The rows of each client by split (train, test, heldout).
+
+    sizes: client, split, rows, as `description.sizes` returns them.
+    """
     clients, splits = sorted(sizes["client"].unique()), list(dict.fromkeys(sizes["split"]))
     figure = canvas(float(np.clip(2.5 + 0.7 * len(clients), 4.5, 9)), 2.8)
     axis = figure.subplots()
@@ -33,14 +36,14 @@ def sizes(sizes: pd.DataFrame) -> Figure:
 
 @styled
 def groups(groups: pd.DataFrame) -> Figure:
-    """How each client's rows divide among the corpus's groups, in percent of the client's rows.
+    """The shares of the corpus's groups in each client's rows, in percent of the client's rows.
 
-    groups: client, group, rows (one line a pair that occurs). A pair without rows is 0.
+    groups: client, group, rows; one line for each pair that occurs. A missing pair is drawn as 0.
     """
     counts = groups.pivot_table(index="group", columns="client", values="rows", aggfunc="sum", fill_value=0)
     shares = 100 * counts / counts.sum()
     n_groups, n_clients = shares.shape
-    if n_groups > READABLE_GROUPS:  # by the client that has most of each, so that a pattern shows
+    if n_groups > READABLE_GROUPS:  # ordered by the client that has most of each group, which makes a pattern visible
         shares = shares.loc[shares.T.idxmax().sort_values(kind="stable").index]
     figure = canvas(float(np.clip(3.4 + 0.5 * n_clients, 4.5, 9)), float(np.clip(1.3 + 0.24 * n_groups, 2.2, 9)))
     axis = figure.subplots()
@@ -55,9 +58,10 @@ def groups(groups: pd.DataFrame) -> Figure:
 
 @styled
 def between_clients(table: pd.DataFrame, value: str, words: str, percent: bool = False) -> Figure:
-    """What each pair of clients has in common, a cell a pair.
+    """A value for each pair of clients, such as the share of common texts, one cell for each pair.
 
-    table: client, other, and a column `value` of 0 to 1, which `words` explain; drawn in percent on request.
+    table: client, other, and the column named by `value`, in 0 … 1. value: that column's name.
+    words: the label of the colour scale. percent: True draws percent, False the value itself.
     """
     grid = table.pivot(index="client", columns="other", values=value) * (100 if percent else 1)
     side = float(np.clip(0.75 * len(grid), 2.2, 5.5))

@@ -1,8 +1,8 @@
-"""The rules by which texts go to clients: at random, by group, by mixtures of groups, by topic, in unequal sizes.
+"""The rules that assign texts to clients: at random, by group, by mixtures of groups, by topic, in unequal sizes.
 
-What is dealt are units, rows that belong together. Each rule returns, for every unit, the client that gets it, or
-NOBODY; it ends in bounded time, and a request that cannot be met says what of it is too much. This module knows units,
-their sizes, groups and texts; it does not know splits. flwr-datasets' partitioners do the dealing where they fit.
+The rules assign units: rows that belong together. Each rule returns the client of every unit, or NOBODY. It ends in
+bounded time, and a request that cannot be met raises an error that says which part of it is too large. Where
+flwr-datasets has a suitable partitioner, the rule uses it.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,24 @@ import pandas as pd
 
 from fedmem.config.parameter import closest
 
-NOBODY = -1
-ATTEMPTS = 30  # draws of a Dirichlet division before it is given up
+NOBODY = -1  # the client of a unit that no client gets
+ATTEMPTS = 30  # draws of a Dirichlet division before an error is raised
 TOPIC_WORDS, TOPIC_DIMENSIONS, TOPIC_ROUNDS = 20_000, 64, 10
 
 
 class PartitionError(ValueError):
-    """A deal that cannot be made, or rows that are none; the message says which client lacks what, and what to do."""
+    """An impossible or invalid partition; the message says which client lacks what, and what to do."""
 
 
 def iid(units: pd.DataFrame, n_clients: int, seed: int) -> np.ndarray:
-    """Deal shuffled units in equal numbers (flwr-datasets' IidPartitioner, which cuts what it gets into shards)."""
+    """Assign shuffled units in equal numbers.
+
+    units: one line for each unit. n_clients: number of clients, ≥ 1. seed: seed of the order, ≥ 0.
+    Returns the client of each unit.
+    """
     from flwr_datasets.partitioner import IidPartitioner
 
+    # shuffled here, because flwr-datasets' IidPartitioner cuts its table into shards in the given order
     shuffled = np.random.default_rng(seed).permutation(len(units))
     clients = np.empty(len(units), dtype=int)
     clients[shuffled] = _by_flower(IidPartitioner(n_clients), n_clients, {"place": range(len(units))})
@@ -32,9 +37,13 @@ def iid(units: pd.DataFrame, n_clients: int, seed: int) -> np.ndarray:
 
 
 def natural(units: pd.DataFrame, n_clients: int, client_groups: Sequence | None) -> np.ndarray:
-    """Give client j the units of its groups alone: of those named in `client_groups`, or of the j-th largest group.
+    """Assign whole groups to clients.
 
-    Groups of equal numbers of rows are told apart by name. Raises PartitionError for an unknown group, or too few.
+    units: one line for each unit, with rows (its size) and group. n_clients: number of clients, ≥ 1.
+    client_groups: one group or a list of groups for each client; None: client j gets the j-th largest group, where
+        groups of equal size are ordered by name.
+    Returns the client of each unit; units of other groups get NOBODY. Raises PartitionError when a group is unknown,
+    when there are too few groups, and when rows without a group make the largest groups ambiguous.
     """
     rows = units.groupby("group")["rows"].sum()
     if client_groups is None:
@@ -67,12 +76,15 @@ def _largest(rows: pd.Series, n_clients: int) -> list[str]:
 
 
 def dirichlet(units: pd.DataFrame, n_clients: int, alpha: float, needs: Sequence[int], seed: int) -> np.ndarray:
-    """Divide each group among all clients by proportions from Dir(alpha); client j has at least `needs[j]` rows.
+    """Divide each group among all clients by proportions from Dir(alpha).
 
-    Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution"; flwr-datasets'
-    DirichletPartitioner without its balancing, which divides by zero for small alpha. At most ATTEMPTS draws are made,
-    the first that gives every client enough is taken. Raises PartitionError, saying which of alpha, clients and rows
-    per client is too much.
+    Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution".
+    units: one line for each unit, with rows (its size) and group. n_clients: number of clients, ≥ 1.
+    alpha: concentration, > 0; a small one makes clients differ. needs: the minimum rows of each client.
+    seed: seed of the draws, ≥ 0.
+    Returns the client of each unit, from the first of at most ATTEMPTS draws that gives every client its minimum.
+    Raises PartitionError when no draw does, when the corpus is too small, or when no row has a group; the message says
+    which of alpha, clients and rows per client is too large or too small.
     """
     from flwr_datasets.partitioner import DirichletPartitioner
 
@@ -89,8 +101,9 @@ def dirichlet(units: pd.DataFrame, n_clients: int, alpha: float, needs: Sequence
                 n_clients,
                 partition_by="group",
                 alpha=float(alpha),
-                min_partition_size=0,
-                self_balancing=False,
+                min_partition_size=0,  # it counts units, not rows; the rows are checked below
+                self_balancing=False,  # the balancing divides by zero for small alpha
+                # independent seeds: `seed + attempt` would repeat the draws of the neighbouring seeds
                 seed=int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0]),
             ),
             n_clients,
@@ -106,7 +119,7 @@ def dirichlet(units: pd.DataFrame, n_clients: int, alpha: float, needs: Sequence
     )
     if wanted > total:
         raise PartitionError(
-            f"{asked}: {n_clients} clients need {wanted} rows together, more than there are, whatever alpha is; lower "
+            f"{asked}: {n_clients} clients need {wanted} rows together, more than there are, for any alpha; lower "
             "n_clients, or the minimum (train_rows + test_rows + heldout_rows)"
         )
     raise PartitionError(
@@ -117,10 +130,13 @@ def dirichlet(units: pd.DataFrame, n_clients: int, alpha: float, needs: Sequence
 
 
 def topic(units: pd.DataFrame, n_clients: int, seed: int) -> np.ndarray:
-    """Cluster the units' texts into one topic a client, of equal numbers of rows.
+    """Cluster the units' texts into one topic for each client, of equal numbers of rows.
 
-    TF-IDF, truncated SVD, k-means; then, in turn, texts go to the nearest topic that has room, those first that lose
-    most elsewhere, and topics move to the middle of their texts. One thread, so that sums come out the same anywhere.
+    The method is TF-IDF, truncated SVD and k-means. Then two steps alternate: texts go to the nearest topic with room,
+    first those that would lose most in another topic; each topic's centre moves to the mean of its texts.
+    units: one line for each unit, with rows (its size) and text. n_clients: number of clients, ≥ 1.
+    seed: seed of SVD and k-means, ≥ 0.
+    Returns the client of each unit. Raises PartitionError when the texts contain no words.
     """
     from scipy.spatial.distance import cdist
     from sklearn.cluster import KMeans
@@ -134,9 +150,9 @@ def topic(units: pd.DataFrame, n_clients: int, seed: int) -> np.ndarray:
         counts = words.fit_transform(units["text"])
     except ValueError as error:
         raise PartitionError(f"partitioner 'topic' finds no words in the inputs ({error}); take 'iid'") from None
-    state = seed % 2**32
+    state = seed % 2**32  # scikit-learn accepts no larger seeds
     dimensions = min(TOPIC_DIMENSIONS, min(counts.shape) - 1)
-    with threadpool_limits(1):
+    with threadpool_limits(1):  # the order of summation, and with it the result, depends on the number of threads
         fewer = (
             TruncatedSVD(dimensions, random_state=state).fit_transform(counts) if dimensions > 1 else counts.toarray()
         )
@@ -150,7 +166,7 @@ def topic(units: pd.DataFrame, n_clients: int, seed: int) -> np.ndarray:
 
 
 def _balanced(distances: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The nearest topic with room of each unit (distances: units × topics); no topic gets more than its even part."""
+    """The nearest topic with room for each unit (distances: units × topics); a topic is full at its equal share."""
     preferred = np.argsort(distances, axis=1, kind="stable")
     ordered = np.take_along_axis(distances, preferred, axis=1)
     loss = ordered[:, -1] - ordered[:, 0]
@@ -163,12 +179,18 @@ def _balanced(distances: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def quantity(units: pd.DataFrame, targets: Sequence[float], seed: int) -> np.ndarray:
-    """Deal shuffled units one client after the other, until client j has `targets[j]` rows; the rest goes to NOBODY."""
+    """Assign shuffled units in unequal numbers, one client after the other.
+
+    units: one line for each unit, with rows (its size). targets: the wanted rows of each client.
+    seed: seed of the order, ≥ 0.
+    Returns the client of each unit; units that remain when every client has its rows get NOBODY.
+    """
     shuffled = np.random.default_rng(seed).permutation(len(units))
     ends = units["rows"].to_numpy()[shuffled].cumsum()
     clients = np.full(len(units), NOBODY)
     begin, held = 0, 0
     for client, target in enumerate(targets):
+        # the small number absorbs rounding in fractional targets, which would add one more unit
         stop = min(int(np.searchsorted(ends, held + target - 1e-6)) + 1, len(units))
         clients[shuffled[begin:stop]] = client
         begin, held = stop, int(ends[stop - 1]) if stop else 0
@@ -176,7 +198,7 @@ def quantity(units: pd.DataFrame, targets: Sequence[float], seed: int) -> np.nda
 
 
 def _by_flower(partitioner, n_clients: int, columns: dict) -> np.ndarray:
-    """The client of each line of a table with these columns, as a partitioner of flwr-datasets divides it."""
+    """The client that a partitioner of flwr-datasets gives each line of a table with these columns."""
     from datasets import Dataset
 
     n_lines = len(next(iter(columns.values())))

@@ -1,7 +1,7 @@
-"""Runs against each other: differences with intervals, tests, controls by other models, and what seeds say.
+"""Comparisons of runs: differences with intervals and tests, reference models as controls, and spread over seeds.
 
-Two runs that continued the same prefixes are compared prefix by prefix, others by their shares alone. Frames in, frames
-out. This module knows runs by their parameters and counts; it opens no folder.
+Two runs that continued the same prefixes are compared prefix by prefix, others by their shares only. Input and output
+are frames: the parameters and counts of runs. No folder is read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fedmem.config.vocabulary import PARTS
 
 DIFFERENCE = ["part", "first", "second", "difference", "low", "high", "n", "paired", "more", "less", "p_value"]
 SEED = "train_seed"
-# Parameters that change nothing that is counted: those that are in no stage's identity, but for paths, in whose place
-# the identity has the files' digests; and two that change last bits or intervals alone.
+# Parameters that cannot change a count: those outside every stage's identity, and two that change only last bits or
+# intervals. Paths are not among them: the identity holds the files' digests instead, so another path can be other data.
 IDLE = {
     name for model in STAGES.values() for name, field in model.model_fields.items()
     if not field.json_schema_extra["identity"]
 } - {"corpus_path", "heldout_path"} | {"torch_threads", "confidence"}  # fmt: skip
-UNUSED = "–"  # in the place of a value that cannot matter beside the run's others
+UNUSED = "–"  # replaces a value that has no effect under the run's other parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Measured:
     """One run under one counting, prefix by prefix.
 
     values: prefix_id, client, intra (its own client hit), inter (share of the other clients hit), total (any hit),
-    each in 0 … 1, NaN where undefined. clients: client, n_train.
+    each in 0 … 1, NaN where undefined. clients: client, n_train, in ascending order of client.
     """
 
     values: pd.DataFrame
@@ -48,13 +48,20 @@ class Measured:
         counting: str = "paper",
         member: bool = True,
     ) -> Measured:
-        """Arguments and errors as in `ratios.memorization`."""
+        """Build it from the tables of one run.
+
+        matches: prefix_id, prefix_client, suffix_client, member, kind; for strict also score, identical_sentence.
+        prefixes: prefix_id, client, one row per sampled prefix. clients: client, n_train (training rows).
+        suffixes: client, member; None: every client has sampled suffixes.
+        counting: paper, strict or verbatim. member: True counts training suffixes, False the held-out control.
+        Raises MetricsError as `ratios.memorization` does.
+        """
         parts = Counts(matches, prefixes, clients, suffixes).by_prefix(counting, member)
         values = prefixes[["prefix_id", "client"]].reset_index(drop=True).assign(**parts)
         return cls(values, clients.sort_values("client", ignore_index=True))
 
     def weights(self, part: str) -> np.ndarray:
-        """How much each client counts: its training rows, in `total` its prefixes."""
+        """Return the weight of each client in an aggregate: its share of training rows, or of prefixes in `total`."""
         mass = self.n if part == "total" else self.clients["n_train"].to_numpy(float)
         return mass / mass.sum() if mass.sum() else mass
 
@@ -65,20 +72,23 @@ class Measured:
         return sizes.reindex(self.clients["client"], fill_value=0).to_numpy(float)
 
     def means(self, values: pd.Series) -> np.ndarray:
-        """Mean over each client's prefixes of one value a prefix; NaN where there is none."""
+        """Return each client's mean of one value per prefix; NaN for a client without prefixes."""
         return values.groupby(self.values["client"]).agg("mean").reindex(self.clients["client"]).to_numpy(float)
 
 
 def difference(first: Measured, second: Measured, confidence: float = 0.95) -> pd.DataFrame:
-    """first − second for intra, inter and total: a row each, columns DIFFERENCE.
+    """Return first − second for intra, inter and total: one row each, columns DIFFERENCE.
 
-    paired: whether both continued the same prefixes; then the interval is Tango's on prefixes that differ and p_value
-    is exact McNemar's (for inter: the sign test of whether a prefix hits more others): more, less are the numbers of
-    prefixes where the first has more, or less. Otherwise the interval is Miettinen and Nurminen's and there is no test.
-    The intervals speak of sampled prefixes for these two trained models, not of training.
+    first, second: the two runs, under the same counting. confidence: coverage of the intervals, in (0, 1).
+    Column paired: whether both continued the same prefixes. Paired runs get Tango's interval on the prefixes that
+    differ, and the exact McNemar test as p_value (for inter: the sign test of whether a prefix hits more other
+    clients); more and less are the numbers of prefixes where the first has more, or less. Unpaired runs get Miettinen
+    and Nurminen's interval and no test. The intervals cover the sampling of prefixes for these two trained models, not
+    the randomness of training.
     """
     keys = ["client", "prefix_id"]
     both = first.values.merge(second.values, on=keys, suffixes=("", "_second"))
+    # a partial overlap counts as unpaired: pairing only the shared prefixes would leave out part of each run
     paired = len(both) == len(first.values) == len(second.values)
     rows = []
     for part in PARTS:
@@ -92,7 +102,7 @@ def difference(first: Measured, second: Measured, confidence: float = 0.95) -> p
 
 
 def interval_method(table: pd.DataFrame) -> str:
-    """Whose the intervals of a table of `difference`s are, as a caption names them."""
+    """Name the interval methods of a table of `difference`s, for a caption."""
     names = {True: "Tango", False: "Miettinen-Nurminen"}
     words = {True: " where two runs continued the same prefixes", False: " elsewhere"}
     found = sorted(set(table["paired"].astype(bool)), reverse=True)
@@ -100,15 +110,21 @@ def interval_method(table: pd.DataFrame) -> str:
 
 
 def intra_over_inter(run: Measured, confidence: float = 0.95) -> dict:
-    """MR_intra − MR_inter of one run with its interval: {difference, low, high, n, more, less, p_value}, as above."""
+    """Return MR_intra − MR_inter of one run as {difference, low, high, n, paired, more, less, p_value}.
+
+    Columns and test as in `difference`. confidence: coverage of the interval, in (0, 1).
+    """
+    # always paired: both shares are of the same prefixes
     found = _paired(run, run.values["intra"] - run.values["inter"], "intra", confidence)
     return dict(zip(DIFFERENCE[3:], found, strict=True))
 
 
 def compare(runs: dict[str, Measured], parameters: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
-    """Every two runs that differ in one parameter alone: parameter, run, other, part, and the columns of `difference`.
+    """Compare every two runs that differ in one parameter only.
 
-    parameters: a row a run (index: its name), a column a parameter. p_holm: p_value adjusted by Holm over all
+    runs: {name: run}. parameters: one row per run (index: its name), one column per parameter.
+    confidence: coverage of the intervals, in (0, 1).
+    Columns: parameter, run, other, those of `difference`, and p_holm: p_value adjusted by Holm's method over all
     comparisons of one part in this table.
     """
     parts = []
@@ -118,15 +134,17 @@ def compare(runs: dict[str, Measured], parameters: pd.DataFrame, confidence: flo
             parts.append(table.assign(parameter=parameter, run=one, other=other))
     columns = ["parameter", "run", "other", *DIFFERENCE]
     table = pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+    # each part is a family of tests of its own
     adjusted = table.groupby("part")["p_value"].transform(lambda p: holm(p.to_numpy(float)))
     return table.assign(p_holm=adjusted.astype(float))
 
 
 def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """(run, other run, parameter) of all runs that differ in one parameter alone, seeds of training apart.
+    """Return (run, other run, parameter) for all pairs of runs that differ in one parameter only, except train_seed.
 
-    What follows from another parameter (the number of the last round, μ where FedProx is compared with federated
-    averaging, which has none) is no difference of its own. Of runs that are told alike the first stands for all.
+    A value that follows from another parameter (the number of the last round; μ when FedProx is compared with federated
+    averaging, which has no μ) does not count as a difference. Of runs with equal descriptions (`told`), only the first
+    is used.
     """
     texts = comparable_parameters(parameters).drop_duplicates()
     differing = _differing(texts)
@@ -136,33 +154,38 @@ def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 def families(texts: pd.DataFrame, parameter: str) -> list[list[str]]:
-    """Groups of runs that differ in `parameter` alone, one run a setting and as many as there are; every run is in one.
+    """Return groups of runs that differ in `parameter` only, as large as possible, one run per setting.
 
-    texts: `told`. A run to which another parameter means nothing (the untrained one: how others are trained) is in the
-    group of each of that parameter's values. Of runs that are told alike the first stands for all.
+    texts: the result of `told`. Every run is in at least one group. A run under which another parameter has no effect
+    (training parameters of the untrained run) is in the group of each of that parameter's values. Of runs with equal
+    descriptions, only the first is used.
     """
     texts = texts.drop_duplicates()
     setting = texts[parameter].to_numpy(object)
     fits = ~_differing(texts.drop(columns=parameter)).any(axis=2) & (setting[:, None] != setting)
     found = {}
+    # "differs in nothing else" is not transitive, since UNUSED fits every value: hence a group grown from every run
     for place in range(len(texts)):
         family = [place]
         for other in range(len(texts)):
             if fits[other, family].all():
                 family.append(other)
-        found[tuple(sorted(family))] = None
+        found[tuple(sorted(family))] = None  # a dict as an ordered set: most groups are found once per member
     return [list(texts.index[list(family)]) for family in found]
 
 
 def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
-    """The run of that algorithm (none: the untrained model; local: clients apart) that probes as `run` does, or None.
+    """Return the reference run of `run`: the first one of that algorithm that is probed in the same way, or None.
 
-    It has the same model, partition, prefixes, decoding and detector; what training needs may differ.
+    parameters: one row per run (index: its name), one column per parameter. run: a name in that index.
+    algorithm: "none" (the untrained model) or "local" (each client trained alone).
+    The reference has the same model, partition, prefixes, decoding and detector; training parameters may differ.
     """
     return _reference(comparable_parameters(parameters), run, algorithm)
 
 
 def _reference(texts: pd.DataFrame, run: str, algorithm: str) -> str | None:
+    # checkpoint_round belongs to generation, but counts the rounds of a training
     same = [name for name in texts if name == "model" or (OWNER[name] != "train" and name != "checkpoint_round")]
     for other in texts.index[texts["algorithm"] == algorithm]:
         if other != run and (texts.loc[other, same] == texts.loc[run, same]).all():
@@ -171,9 +194,12 @@ def _reference(texts: pd.DataFrame, run: str, algorithm: str) -> str | None:
 
 
 def over_references(runs: dict[str, Measured], parameters: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
-    """What each run gives back more than models that cannot have learnt it: run, reference, other, and `difference`.
+    """Return how much more each run gives back than reference models that cannot have learnt the texts.
 
-    reference: untrained (every part), or local (inter alone: local models did see their own client's rows).
+    runs: {name: run}. parameters: one row per run (index: its name), one column per parameter.
+    confidence: coverage of the intervals, in (0, 1).
+    Columns: run, reference, other (the reference's run), and those of `difference`. reference: untrained (every part),
+    or local (inter only: a local model has seen its own client's rows).
     """
     tables, texts = [], comparable_parameters(parameters)
     for name, algorithm, parts in (("untrained", "none", PARTS), ("local", "local", ("inter",))):
@@ -187,13 +213,15 @@ def over_references(runs: dict[str, Measured], parameters: pd.DataFrame, confide
 
 
 def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) -> pd.DataFrame:
-    """The summary's rows with `setting`, their run's value of one parameter, and `line`, its values of the others.
+    """Add to a summary the columns setting (the run's value of one parameter) and line (a name for the other values).
 
-    summary: `ratios.summary` with a column run. Runs that differ in the parameter alone share a line (`families`); it
-    is named by the other parameters that tell the lines apart. Runs that share theirs with no other are left out, and
-    a run that is in several lines is there for each.
+    summary: `ratios.summary` with a column run. parameters: one row per run (index: its name), one column per
+    parameter. parameter: the one that varies along a line.
+    Runs that differ in this parameter only share a line (`families`), named by the other parameters that distinguish
+    the lines. A run alone on its line is left out. A run on several lines has its rows once for each.
     """
     texts = comparable_parameters(parameters)
+    # runs without a value (NaN) have no position on the axis; a line of such runs only is dropped
     set_ = parameters.index[parameters[parameter].notna()]
     lines = [family for family in families(texts, parameter) if len(family) > 1 and set(family) & set(set_)]
     others = pd.DataFrame([_together(texts.loc[family]) for family in lines], columns=texts.columns)
@@ -204,10 +232,12 @@ def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) 
 
 
 def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
-    """Mean and spread over train_seed, where runs differ in nothing else: what intervals over prefixes cannot say.
+    """Return mean and spread over train_seed of runs that differ in nothing else.
 
-    values: run, metric, counting, value. Columns: run (the first of its seeds), seeds, metric, counting, mean, sd (with
-    n − 1), lowest, highest. No rows where every run has one seed; of runs of one seed the first counts.
+    This is the randomness of training, which intervals over prefixes do not cover.
+    values: run, metric, counting, value. parameters: one row per run (index: its name), one column per parameter.
+    Columns: run (the first of its seeds), metric, counting, seeds (their number), mean, sd (with n − 1), lowest,
+    highest. A run with a single seed has no row; of several runs with the same seed, the first counts.
     """
     texts = comparable_parameters(parameters).drop_duplicates().drop(columns=SEED, errors="ignore")
     alike = texts.groupby(list(texts), sort=False).ngroup()
@@ -218,15 +248,17 @@ def seeds(values: pd.DataFrame, parameters: pd.DataFrame) -> pd.DataFrame:
 
 
 def perplexity_gap(curves: pd.DataFrame, round_: int) -> float:
-    """Perplexity on test rows − perplexity on training rows, at one round; NaN for a model that was not trained.
+    """Return the perplexity on test rows − that on training rows, at one round; NaN for a model that was not trained.
 
-    curves: round, client, metric (train_loss, test_loss: nats per token), value, tokens. The training loss is the
-    round's own, each client's weighed by its tokens, so it is a little above what the round's end would show.
+    curves: round, client, metric (train_loss, test_loss: nats per token), value, tokens. round_: number of the round.
+    Losses of clients are weighted by tokens. The training loss is measured during the round, so it is slightly higher
+    than at its end.
     """
     now = curves[curves["round"] == round_]
     losses = []
     for metric in ("test_loss", "train_loss"):
         rows = now[now["metric"] == metric]
+        # the pooled row (client −1) counts only if no client has a row, as in the training loss of central training
         rows = rows[rows["client"] >= 0] if (rows["client"] >= 0).any() else rows
         weight = rows["tokens"].to_numpy(float)
         losses.append(np.average(rows["value"], weights=weight) if weight.sum() else np.nan)
@@ -234,7 +266,7 @@ def perplexity_gap(curves: pd.DataFrame, round_: int) -> float:
 
 
 def _telling(texts: pd.DataFrame) -> list[str]:
-    """The columns, first ones first, that tell rows apart which those before them do not."""
+    """Return the columns, in order, that distinguish rows which the columns before them do not."""
     names: list[str] = []
     groups = 1
     for name in texts:
@@ -245,10 +277,10 @@ def _telling(texts: pd.DataFrame) -> list[str]:
 
 
 def comparable_parameters(parameters: pd.DataFrame) -> pd.DataFrame:
-    """Parameters (a row a run) as text, so that null equals null; those that change nothing are left out.
+    """Return parameters (one row per run) as strings, so that null equals null, without those that change no count.
 
-    One that cannot matter beside the run's others is UNUSED. A checkpoint_round that is the run's last round is "last",
-    whatever its number.
+    A value that has no effect under the run's other parameters is UNUSED. A checkpoint_round that is the run's last
+    round is "last", whatever its number.
     """
     parameters = parameters[[name for name in parameters if name in OWNER and name not in IDLE]]
     texts = parameters.map(lambda value: "null" if value is None or value != value else str(value))
@@ -260,24 +292,29 @@ def comparable_parameters(parameters: pd.DataFrame) -> pd.DataFrame:
 
 
 def _unused(run: dict) -> set[str]:
-    """Names of the parameters that cannot matter beside a run's others; those that it does not say have defaults."""
+    """Return the parameters that have no effect under a run's other values; missing ones count as their defaults."""
+    # NaN is how a frame shows a parameter that this run does not set
     run = {name: None if value != value else value for name, value in run.items()}
     names = set()
     for model in STAGES.values():
+        # model_construct does not validate: values of a frame may have lost their type, and only `matters` is asked
         config = model.model_construct(**{name: run[name] for name in model.model_fields if name in run})
         names |= {name for name in model.model_fields if not config.matters(name)}
     return names
 
 
 def _differing(texts: pd.DataFrame) -> np.ndarray:
-    """(runs, runs, parameters): whether two runs differ in a parameter that means something to both. texts: `told`."""
+    """Return a boolean array (runs, runs, parameters): whether two runs differ in a parameter that affects both.
+
+    texts: the result of `told`.
+    """
     values = texts.to_numpy(object)
     used = values != UNUSED
     return (values[:, None] != values) & used[:, None] & used
 
 
 def _together(texts: pd.DataFrame) -> pd.Series:
-    """What runs that are alike where a parameter means something to them have in common: one value a parameter."""
+    """Return the common value of each parameter, of runs that agree wherever it has an effect; UNUSED if nowhere."""
     return texts.where(texts != UNUSED).bfill().iloc[0].fillna(UNUSED)
 
 
@@ -291,6 +328,7 @@ def _paired(pairing: Measured, gap: pd.Series, part: str, confidence: float) -> 
     value, low, high = paired_difference(*sides, pairing.weights(part), pairing.n, confidence)
     if np.isnan(value):
         return np.nan, np.nan, np.nan, len(gap), True, np.nan, np.nan, np.nan
+    # shares of inter are fractions: equal ones may differ in the last bits
     more, less = int((gap > 1e-12).sum()), int((gap < -1e-12).sum())
     return float(value), float(low), float(high), len(gap), True, more, less, float(mcnemar(more, less))
 

@@ -125,7 +125,7 @@ def _untagged(text: str) -> str:
     return unescape(re.sub(r"<[^>]*>", "", text))
 
 
-# tables of figures; all others hold text or row ids
+# numeric tables; all others contain text or row ids
 TABLES = {
     "train": ("curves", "utility"),
     "analyze": ("cells", "excess", "summary", "kinds", "exclusions", "measurable", "extracted", "settling"),
@@ -136,19 +136,19 @@ RECORDS = {"analyze": ("mr.json",), "studies": ("study.json", "runs.csv")}
 
 LEFT_OUT = f"{MASK} left out: it held text of the corpus"
 
-# a table of texts that are not masked is left out, whether its rows were dealt to a client or not
+# the scrubber masks only texts that it has read; an HTML table with a text column and without a mask is left out
 _TEXT_COLUMN = re.compile(rf"<th[^>]*>\s*(?:{'|'.join(TEXT_COLUMNS)})\s*</th>")
 
 _PICTURES = ("image/png", "image/svg+xml", "image/jpeg")
 
 
 class ExportError(RuntimeError):
-    """A study that cannot be exported, or an export in which something private was found."""
+    """The study cannot be exported, or something private was found in the export."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the folder, its files, and how many outputs were left out for the text they held."""
+    """The result of an export: the folder, its number of files, and how many outputs were left out for their text."""
 
     folder: Path
     files: int
@@ -156,21 +156,24 @@ class Exported:
 
 
 def export(study: str, target: str | Path) -> Exported:
-    """Write what may be shared of a study, and of every stage of its runs, to the new folder `target`.
+    """Write the shareable content of a study, and of every stage of its runs, to the new folder `target`.
 
-    study: its name in results/studies. Of failed stages the executed notebook is exported too, as a page. Raises
-    ExportError when `target` is there already, or when a passage, a row id or a path was found in what was written;
-    then nothing is left there. StageError for a study that is not there, or a file of its stages that cannot be read;
-    CorpusError for a corpus file that is still there and cannot be read any more, so that its texts cannot be looked
-    for.
+    study: its name in results/studies. For failed stages, the executed notebook is exported too, as a page. Returns an
+    Exported.
+
+    Raises ExportError when `target` exists, or when a passage, a row id or a path was found in the files written, which
+    are then removed. Raises StageError when the study does not exist or a file of its stages cannot be read. Raises
+    CorpusError when a corpus file exists but cannot be read, because its texts cannot be searched for then.
     """
     target = Path(target).expanduser()
     if target.exists():
-        raise ExportError(f"{target} is there already: give a folder that does not exist yet, or remove it first")
+        raise ExportError(f"{target} exists already: give a folder that does not exist yet, or remove it first")
     description, _ = open_study(study)
+    # runs share stages: each folder once
     folders = {folder: stage for run in description["runs"] for stage, folder in run["stages"].items()}
     scrubber = _scrubber(results_root(), [folder for folder, stage in folders.items() if stage == "partition"])
     target.parent.mkdir(parents=True, exist_ok=True)
+    # written next to the target and moved after the check: nothing private is ever at `target`
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as hidden:
         writer = _Writer(Path(hidden) / "export", scrubber)
         for folder, stage in ({f"studies/{study}": "studies"} | folders).items():
@@ -191,11 +194,15 @@ def _scrubber(root: Path, partitions: list[str]) -> Scrubber:
             ids |= set(rows["row_id"].astype(str))
             texts += [*rows["input"], *rows["output"].dropna(), *_undealt(open_stage(root / folder))]
     home = (Path.home(), Path.cwd(), root, root.parent, PACKAGE.parent, Path(tempfile.gettempdir()))
+    # paths appear with symbolic links resolved or not, so both forms are removed
     return Scrubber(ids, texts, {str(place) for place in home} | {str(place.resolve()) for place in home})
 
 
 def _undealt(partition: Stage) -> Iterator[str]:
-    """Texts of a corpus file that no client was dealt; it may be gone by now, but what is there must be readable."""
+    """Yield the texts of the corpus files, of rows dealt to no client too; a missing file is skipped.
+
+    Raises CorpusError when a file exists but cannot be read.
+    """
     parameters = partition.manifest["parameters"]
     for path in (parameters.get("corpus_path"), parameters.get("heldout_path")):
         places = path if isinstance(path, list) else [path] if path else []
@@ -207,14 +214,18 @@ def _undealt(partition: Stage) -> Iterator[str]:
 
 
 class _Writer:
-    """Writes stages, scrubbed, below one folder."""
+    """Writes scrubbed stages below one folder, and counts in `left_out` the outputs that it left out."""
 
     def __init__(self, folder: Path, scrubber: Scrubber):
         self.folder, self.scrubber, self.left_out = folder, scrubber, 0
         folder.mkdir(parents=True)
 
     def stage(self, source: Path, stage: str, name: str) -> None:
-        """One stage's folder; of a failed one only its notebook is there."""
+        """Write one stage's folder; a failed stage has only its notebook.
+
+        source: the stage's folder in results. stage: kind of the stage. name: folder below the export's.
+        Raises StageError when a file cannot be read.
+        """
         target = self.folder / name
         failed = source.with_name(f"{source.name}.failed.ipynb")
         if failed.is_file():
@@ -245,12 +256,12 @@ class _Writer:
         path.write_text(text, encoding="utf-8")
 
     def _page(self, notebook: Path, show_code: bool) -> str:
-        """The page of an executed notebook, made from a scrubbed copy."""
-        import nbformat
+        """Return the page of an executed notebook, made from a scrubbed copy."""
+        import nbformat  # here, because only exported notebooks need it
 
         with _reading(notebook):
             content = nbformat.read(notebook, as_version=4)
-        content.metadata.pop("papermill", None)
+        content.metadata.pop("papermill", None)  # holds absolute paths and the parameters
         for cell in content.cells:
             cell.metadata.pop("papermill", None)
             cell.source = self._plain(cell.source)
@@ -269,6 +280,7 @@ class _Writer:
             output.evalue = self._plain(output.evalue)
             output.traceback = [self._plain("\n".join(output.traceback))]
         else:
+            # the plain text of an output repeats its HTML, and pages show the HTML
             kinds = [kind for kind in output.data if kind != "text/plain" or "text/html" not in output.data]
             output.data = {kind: self._datum(kind, output.data[kind]) for kind in kinds}
         return output
@@ -285,6 +297,7 @@ class _Writer:
 
     def _plain(self, text: str) -> str:
         scrubbed = self.scrubber.plain(text)
+        # row ids and paths are masked too, but only lost text counts as left out
         self.left_out += scrubbed.count(MASK) > text.count(MASK) and self.scrubber.holds_passage(text)
         return scrubbed
 
@@ -310,21 +323,22 @@ def _csv(path: Path) -> str:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """StageError, in one line, for a file that is cut or holds something else than its name says."""
+    """Raise StageError, with one line of reason, when a file inside is truncated or is not of its format."""
     try:
         yield
-    except ValueError as error:  # of json, nbformat and pyarrow alike
-        said = str(error).partition("\n")[0][:200]
+    except ValueError as error:  # the errors of json, nbformat and pyarrow derive from it
+        reason = str(error).partition("\n")[0][:200]
         raise StageError(
-            f"{path} cannot be read ({said}): remove its folder and run the study again, then export it"
+            f"{path} cannot be read ({reason}): remove its folder and run the study again, then export it"
         ) from None
 
 
 def _check(folder: Path, scrubber: Scrubber) -> None:
-    """Searches all that was written; ExportError names the files in which something is left."""
+    """Search all files written; raises ExportError, which names the files with text, row ids or paths."""
     found = []
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix != ".png":
+            # base64 of embedded pictures is no text, and may contain an id by chance
             text = re.sub(r"data:[\w/+.-]+;base64,[\w+/=\s]+", "", path.read_text(encoding="utf-8"))
             if scrubber.holds_passage(text) or scrubber.names(text) != text:
                 found.append(str(path.relative_to(folder)))

@@ -1,7 +1,8 @@
-"""Figures of a study's questions: a parameter's effect beside the paper's points, suffix clients, perplexity gap.
+"""Figures of a study: effect of a parameter beside the paper's points, suffix clients, differences, perplexity gap.
 
-As in `fedmem.analyze.figures`: a tidy frame in, a Figure out, shares in 0 … 1 drawn in percent, what is undefined drawn
-as "n/a".
+As in `fedmem.analyze.figures`, each function takes a tidy frame and returns a Figure. Shares in 0 … 1 are drawn in
+percent and
+undefined values as "n/a".
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ PARTS = ("intra", "inter", "total")
 
 @styled
 def by_parameter(table: pd.DataFrame, parameter: str, counting: str, points: pd.DataFrame | None = None) -> Figure:
-    """MR_intra, MR_inter and MR_total against one parameter: curves over numbers, points over names.
+    """MR_intra, MR_inter and MR_total against one parameter: curves for numbers, points for names.
 
-    table: setting, metric (mr_… and control_…), value, low, high, and `line` (runs that differ in the parameter alone;
-    at most ten are told apart). points: setting, metric, value, as `published.points` gives them, drawn in black where
-    the
-    metric has them; with a column `task`, in the colour of the line that has that task among its names.
+    table: columns setting, metric (mr_… and control_…), value, low, high, and line, which groups runs that differ only
+    in the parameter; the colours repeat after ten lines.
+    parameter: name of the parameter, the label of the x axis.
+    counting: name of the counting, shown in the title.
+    points: published values as `published.points` returns them (setting, metric, value), or None. They are drawn in
+    black;
+    if there is a column task, in the colour of the line that lists this task in its name.
     """
     settings = list(dict.fromkeys(table["setting"]))
+    # bool is a subclass of int, but True and False are drawn as names
     numbers = all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in settings)
     settings = sorted(settings) if numbers else settings
     figure = canvas(9.5, 3.1)
@@ -44,6 +49,7 @@ def by_parameter(table: pd.DataFrame, parameter: str, counting: str, points: pd.
     for axis, part in zip(figure.subplots(1, 3), PARTS, strict=True):
         for place, line in enumerate(lines):
             rows = table[table["line"] == line]
+            # Names: the lines are drawn side by side. Numbers: an x position is a value and must not move.
             shift = 0 if numbers else (place - (len(lines) - 1) / 2) * min(0.2, 0.6 / len(lines))
             for name, colour in (("control", CONTROL), ("mr", COLOURS[place % 10] if len(lines) > 1 else MEMBER)):
                 chosen = rows[rows["metric"] == f"{name}_{part}"].set_index("setting").reindex(settings)
@@ -56,7 +62,7 @@ def by_parameter(table: pd.DataFrame, parameter: str, counting: str, points: pd.
             axis.set_xlim(-0.5, len(settings) - 0.5)
         axis.set(title=f"MR_{part}", xlabel=parameter, ylim=(0, None))
     figure.axes[0].set_ylabel("share of prefixes (%)")
-    labelled = {}
+    labelled = {}  # one legend for three panels: each label once
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             labelled.setdefault(label, handle)
@@ -67,10 +73,12 @@ def by_parameter(table: pd.DataFrame, parameter: str, counting: str, points: pd.
 
 @styled
 def suffix_clients(cells: pd.DataFrame, counting: str = "paper") -> Figure:
-    """Whether some clients' suffixes are easier: MR(j→k) by suffix client k, a mark for each prefix client j.
+    """MR(j→k) by suffix client k, with a mark for each prefix client j: are some clients' suffixes easier to extract?
 
-    cells: the table of `ratios.cells`; own prefixes are filled, others' open, the control's mean a grey line. Above 12
-    clients the clients' means over others' prefixes alone are drawn.
+    cells: the table of `ratios.cells`. Marks of a client's own prefixes are filled, those of other clients are open.
+    The control's mean is a grey line. With more than 12 clients, only the mean over the other clients' prefixes is
+    drawn for each client.
+    counting: the counting that is drawn.
     """
     table = cells[cells["counting"] == counting]
     clients = sorted(table["suffix_client"].unique())
@@ -92,7 +100,7 @@ def suffix_clients(cells: pd.DataFrame, counting: str = "paper") -> Figure:
     axis.set(xlabel="suffix client k", ylabel="MR(j→k) (%)", ylim=(0, None))
     axis.grid(axis="x", visible=False)
     names = [] if many else clients
-    handles = [
+    handles = [  # empty plots: the marks above differ in fill, the legend explains the colours only
         axis.plot([], [], "o", color=COLOURS[name % 10], label=f"prefixes of client {name}")[0] for name in names
     ]
     handles.append(axis.plot([], [], color=CONTROL, linewidth=2, label="control: held-out, mean")[0])
@@ -102,12 +110,13 @@ def suffix_clients(cells: pd.DataFrame, counting: str = "paper") -> Figure:
 
 @styled
 def differences(table: pd.DataFrame, words: str, title: str | None = None) -> Figure:
-    """Differences with intervals and a line at 0, a panel for each part. table: label, part, difference, low, high.
+    """Differences with intervals and a line at 0, one panel for each part.
 
-    words: what is subtracted from what. title: over every panel instead of MR_part, where the two are of different
-    parts. At most forty labels are drawn, the first ones.
+    table: columns label, part (intra, inter, total), difference, low, high. The first 40 labels are drawn.
+    words: what is subtracted from what; the title of the figure.
+    title: title of every panel, None: MR_<part>. It is needed when the two values are of different parts.
     """
-    labels = list(dict.fromkeys(table["label"]))[:40]
+    labels = list(dict.fromkeys(table["label"]))[:40]  # 40 lines are 14 inches: more do not fit on a page
     parts = [part for part in PARTS if (table["part"] == part).any()]
     figure = canvas(2.2 + 2.6 * len(parts), 1.4 + 0.32 * len(labels))
     axes = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
@@ -124,13 +133,14 @@ def differences(table: pd.DataFrame, words: str, title: str | None = None) -> Fi
 
 @styled
 def perplexity_gap(table: pd.DataFrame) -> Figure:
-    """How much better a model knows its training rows than test rows, against MR_intra: a mark for each run.
+    """MR_intra against the perplexity gap between test rows and training rows, with a mark for each run.
 
-    table: run, gap (perplexity on test rows − perplexity on training rows), value, low, high (MR_intra).
+    table: columns run, gap (perplexity on test rows − perplexity on training rows), and value, low, high of MR_intra.
     """
     figure = canvas(6.5, 3.2)
     axis = figure.subplots()
     for place, row in enumerate(table.dropna(subset=["gap", "value"]).itertuples()):
+        # too many runs for a legend: one colour without labels
         label = str(row.run) if len(table) <= READABLE_CLIENTS else None
         error = [[100 * (row.value - row.low)], [100 * (row.high - row.value)]]
         colour = COLOURS[place % 10] if label else COLOURS[0]
@@ -144,7 +154,9 @@ def perplexity_gap(table: pd.DataFrame) -> Figure:
 
 def _points(axis: Axes, rows: pd.DataFrame, numbers: bool, shift: float, colour: str, marker: str, label: str) -> None:
     values = 100 * rows["value"].to_numpy(float)
+    # 0.08: over names, a control (square) is drawn beside the ratio that it belongs to, not on top of it
     places = rows.index.to_numpy(float) if numbers else np.arange(len(rows)) + shift + (0.08 if marker == "s" else 0)
+    # abs: low − value is negative, and errorbar takes lengths only
     errors = np.abs(100 * rows[["low", "high"]].to_numpy(float).T - values)
     known = np.isfinite(values)
     axis.errorbar(
@@ -156,6 +168,7 @@ def _points(axis: Axes, rows: pd.DataFrame, numbers: bool, shift: float, colour:
 
 
 def _published(axis: Axes, points: pd.DataFrame, settings: list, numbers: bool, lines: list) -> None:
+    # Names have positions only where this study has the setting.
     points = points if numbers else points[points["setting"].isin(settings)]
     tasks = points["task"] if "task" in points else pd.Series("", index=points.index)
     for task, chosen in points.groupby(tasks):

@@ -19,18 +19,21 @@ NOTEBOOKS = {
 
 
 def notebook_file(stage: str) -> Path:
-    """The stage's notebook in the checkout."""
+    """Return the path of the stage's notebook in the checkout."""
     return PACKAGE.parent / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
 
 
 def outside_files(config: StageConfig) -> dict[str, Path | list[Path]]:
-    """Files and folders that the stage reads from outside results: {parameter: path}; one that is not there raises."""
+    """Return the files and folders that the stage reads from outside results: {parameter: path}.
+
+    Raises FileNotFoundError when a corpus file is missing, and ConfigError when a model folder holds no model.
+    """
     if config.stage == "partition":
         given = {name: getattr(config, name) for name in ("corpus_path", "heldout_path")}
         given = {name: value for name, value in given.items() if value and config.corpus != "synthetic"}
         return {name: _existing(name, value) for name, value in given.items()}
     if config.stage == "train" and (folder := model_folder(config.model)):
-        if not (folder / "config.json").is_file():  # before a large folder that is no model is read for its digest
+        if not (folder / "config.json").is_file():  # checked first: a digest would read all of a large wrong folder
             raise ConfigError(f"model: {folder}: {why_unloadable(folder)}")
         return {"model": folder}
     if config.stage == "detect":
@@ -53,9 +56,10 @@ def _existing(name: str, value: str | list[str]) -> Path | list[Path]:
 
 
 def outside_digests(config: StageConfig) -> dict[str, str]:
-    """Digests of what the stage reads from outside results: of files and folders, and of a preset's recipe.
+    """Return {parameter: digest} of the files and folders that the stage reads from outside results.
 
-    The recipe stands for a preset that is made on first use, so that its stages have their identity before it exists.
+    A preset that is built on first use has its recipe's digest, so that its stages have an identity before it exists.
+    Raises what `outside_files` raises.
     """
     digests = {name: file_digest(path) for name, path in outside_files(config).items()}
     if config.stage == "train" and (recipe := recipes.digest(config.model)):
@@ -64,25 +68,37 @@ def outside_digests(config: StageConfig) -> dict[str, str]:
 
 
 def identity_of(config: StageConfig, parent_identity: str | None = None, digests: dict[str, str] | None = None) -> str:
-    """Hash of what can change the stage's result. A file's digest stands in the place of its path."""
+    """Return the hash of everything that can change the stage's result.
+
+    config: the stage's parameters. parent_identity: identity of the stage that it reads; None: it has no parent.
+    digests: {parameter: digest}, used instead of the parameter's path; None: `outside_digests` computes them.
+
+    Raises what `outside_digests` raises when digests is None.
+    """
     digests = digests if digests is not None else outside_digests(config)
     effective = {name: value for name, value in config.effective().items() if name not in digests}
     return digest_of({"stage": config.stage, "parameters": effective, "parent": parent_identity, "outside": digests})
 
 
 def stage_folder(config: StageConfig, stage_identity: str, root: Path | None = None) -> Path:
-    """Where the stage with this identity lies."""
+    """Return the folder of the stage with this identity.
+
+    config: the stage's parameters, for the readable part of the name. stage_identity: from `identity`.
+    root: the results folder; None: `results_root()`.
+    """
+    # cut to 80 characters: file systems limit a name to 255 bytes, and a character may take four
     slug = "".join(c if c.isalnum() or c in "._-" else "-" for c in config.slug)[:80]
     return (root or results_root()) / config.stage / f"{slug}-{stage_identity[:8]}"
 
 
 def code_digest(stage: str) -> str:
-    """Digest of the code that makes a stage: the package's modules and the notebook's cells, not its outputs."""
+    """Return the digest of the code that makes a stage: the package's modules and the notebook's code cells."""
     cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
+    # outputs and Markdown are left out: executing or explaining a notebook does not change its code
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return digest_of({"modules": package_digest(), "notebook": code})
 
 
 def package_digest() -> str:
-    """Digest of the package's modules as they are installed here."""
+    """Return the digest of the package's modules as installed here."""
     return digest_of({str(p.relative_to(PACKAGE)): file_digest(p) for p in sorted(PACKAGE.rglob("*.py"))})

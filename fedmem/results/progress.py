@@ -1,10 +1,10 @@
-"""What a stage in the making leaves when its process dies, who may take it up, and how far it had come.
+"""Unfinished stages: their hidden folders, which process may resume one, and the progress that is kept in it.
 
 A hidden folder `.<stage folder>.<host>-<process id>` beside the stages belongs to one process of one machine. On that
-machine the process id and the moment it began say whether it still lives. Several machines may share the folder (a
-cluster's do): there, a process renews a sign of life every half minute, and is taken for dead when the sign is ten
-minutes old by the file system's own clock, or, where its work could be gone on with, when it is not renewed before our
-eyes. This module does not know what stages do.
+machine, the process id and its start time show whether the process still runs. Several machines may share the folder
+(as on a cluster): each process then touches a heartbeat file every half minute. A process of another machine counts as
+dead when its heartbeat is ten minutes old by the file system's clock; if its work can be resumed, it also counts as
+dead when the heartbeat does not change while this process watches it for two minutes.
 """
 
 import contextlib
@@ -25,35 +25,36 @@ import psutil
 
 from fedmem.machine.processes import process_is_alive
 
-KEPT = ".progress"  # what is never published: the sign of life, and how far the stage has come
+KEPT = ".progress"  # the heartbeat and the progress; never published with the stage
 
 BEAT_SECONDS, DEAD_SECONDS = 30, 600
 
-WATCHED_BEATS = 4  # a shared file system may show a new sign a minute late
+WATCHED_BEATS = 4  # a shared file system may show a new heartbeat a minute late
 
 
 class Progress:
-    """How far the making of a stage has come: a JSON value and arrays, kept in its hidden folder, never published.
+    """The progress of an unfinished stage: a JSON value and arrays, kept in its hidden folder, never published.
 
-    value: what was kept last, by this process or an interrupted one; {} where there is none. seconds: how long the
-    making had taken by then.
+    value: what was kept last, by this process or an interrupted one; {} if nothing was. seconds: the run time up to
+    then, over all processes that worked on the stage.
     """
 
     def __init__(self, folder: Path, made: Mapping[str, str]):
         self.folder, self.made = folder / KEPT, dict(made)
         record = _record(folder)
-        fits = record.get("made") == self.made
+        fits = record.get("made") == self.made  # progress of another identity or of other code is ignored
         self.value: dict[str, Any] = record["value"] if fits else {}
         self.seconds: float = record["seconds"] if fits else 0.0
         self._arrays: str | None = record["arrays"] if fits else None
         self._clock = time.perf_counter() - self.seconds
 
     def keep(self, value: Mapping[str, Any], arrays: Mapping | None = None) -> None:
-        """Replace what is kept, at once or not at all. value: JSON's own types; arrays: numpy arrays by name."""
+        """Replace what is kept, atomically. value: a mapping of JSON types. arrays: numpy arrays by name, or None."""
         name = None
         if arrays:
-            from safetensors.numpy import save_file  # most stages keep none
+            from safetensors.numpy import save_file  # imported here because most stages keep no arrays
 
+            # a new name each time: the record on disk must refer to its own arrays until it is replaced
             name = f"arrays-{time.time_ns()}.safetensors"
             save_file(dict(arrays), self.folder / name)
         seconds = time.perf_counter() - self._clock
@@ -67,24 +68,24 @@ class Progress:
                 old.unlink()
 
     def forget(self) -> None:
-        """Remove what is kept: the next process begins anew."""
+        """Remove what is kept: the next process starts from scratch."""
         (self.folder / "record.json").unlink(missing_ok=True)
         self.value, self._arrays = {}, None
 
     def arrays(self) -> dict:
-        """The arrays that were kept last, by name."""
+        """The arrays that were kept last, by name; {} if there are none."""
         from safetensors.numpy import load_file
 
         return load_file(self.folder / self._arrays) if self._arrays else {}
 
 
 def resume_or_create(target: Path, made: Mapping[str, str]) -> tuple[Path, Progress]:
-    """The hidden folder in which this process makes a stage, and how far the stage has come.
+    """The hidden folder in which this process builds a stage, and the stage's progress.
 
-    target: the stage's folder. made: what the stage is made of (its identity, the code's digest). A folder that a dead
-    process left is taken over with all it holds if it was made of the same, the one that was worked on last first;
-    other dead ones are removed. Folders of living processes stay. Where another machine left one a moment ago, this
-    waits two minutes to see whether it still works.
+    target: the stage's folder. made: what the stage is built from (its identity, the code's digest).
+    A folder that a dead process left is taken over with its contents if its `made` is the same; the most recent one is
+    preferred. Other folders of dead processes are removed; those of running processes stay. When another machine left
+    a folder less than ten minutes ago, this waits up to two minutes to see whether its process still works.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     own = target.parent / f".{target.name}.{_host()}-{os.getpid()}"
@@ -94,18 +95,19 @@ def resume_or_create(target: Path, made: Mapping[str, str]) -> tuple[Path, Progr
     for folder in set(dead) - set(fitting):
         shutil.rmtree(folder, ignore_errors=True)
     for folder in fitting:
-        with contextlib.suppress(OSError):  # taken by another process, or the place is
+        with contextlib.suppress(OSError):  # another process took it, or `own` exists already
             os.replace(folder, own)
     for folder in set(fitting) - {own}:
         shutil.rmtree(folder, ignore_errors=True)
     (own / KEPT).mkdir(parents=True, exist_ok=True)
+    # the start time is stored because the operating system reuses process ids
     (own / KEPT / "alive").write_text(str(psutil.Process().create_time()))
     threading.Thread(target=_beat, args=(own / KEPT / "alive",), daemon=True).start()
     return own, Progress(own, made)
 
 
 def _beat(sign: Path) -> None:
-    """Renew the sign of life until it is gone, which it is once the stage is published."""
+    """Touch the heartbeat file until it is gone; publishing the stage removes it."""
     with contextlib.suppress(OSError):
         while True:
             time.sleep(BEAT_SECONDS)
@@ -121,7 +123,8 @@ def _alive(folder: Path, target: Path, made: Mapping[str, str]) -> bool:
     if host == _host() and pid.isdigit():
         return process_is_alive(int(pid)) and _is_the_one(folder, int(pid))
     if not host:
-        return False  # what was set aside in the moment of publishing
+        return False  # a former version of the stage that was set aside while publishing
+    # a new file gets the file system's time; the clocks of two machines may differ
     with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".now-") as now:
         if os.fstat(now.fileno()).st_mtime - _worked_on(folder) >= DEAD_SECONDS:
             return False
@@ -129,15 +132,15 @@ def _alive(folder: Path, target: Path, made: Mapping[str, str]) -> bool:
 
 
 def _is_the_one(folder: Path, pid: int) -> bool:
-    """Whether the process of this id is the one that left the folder: ids come again, after a restart above all."""
+    """Whether the process with this id is the one that owns the folder. Ids are reused, above all after a restart."""
     with contextlib.suppress(OSError, ValueError, psutil.Error):
         return abs(psutil.Process(pid).create_time() - float((folder / KEPT / "alive").read_text())) < 2
-    return True  # it cannot be told
+    return True  # unknown: better to leave a folder alone than to take it from a running process
 
 
 def _gives_signs(folder: Path, host: str) -> bool:
-    """Whether a folder's process renews its sign of life while this one watches."""
-    print(f"watches for two minutes whether {host} still makes this stage", file=sys.stderr)
+    """Whether a folder's process touches its heartbeat while this process watches."""
+    print(f"watching for two minutes whether {host} still builds this stage", file=sys.stderr)
     last, end = _worked_on(folder), time.monotonic() + WATCHED_BEATS * BEAT_SECONDS
     while time.monotonic() < end:
         time.sleep(BEAT_SECONDS / 10)
@@ -151,7 +154,7 @@ def _fits(folder: Path, made: Mapping[str, str]) -> bool:
 
 
 def _worked_on(folder: Path) -> float:
-    """When a folder's process last gave a sign of life."""
+    """The time of the last heartbeat, else of the folder itself, in seconds since the epoch."""
     for path in (folder / KEPT / "alive", folder):
         with contextlib.suppress(OSError):
             return path.stat().st_mtime

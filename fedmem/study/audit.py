@@ -1,8 +1,8 @@
 """An audit of a model that was trained elsewhere: a study of one run, made from the model and a file for each client.
 
-Nothing is trained here, and every row of the clients' files counts as one that the model was trained on; texts that it
-never saw, where there are any, are the control. What could fail later, a file, the model, its context, is looked at
-before anything runs. This module makes the study; the notebooks do the work, as in any other.
+Nothing is trained here. Every row of the clients' files counts as a training row of the model; held-out texts, which
+the model never saw, are the control if they are given. Files, model and context length are checked before anything
+runs. This module only builds the study; the notebooks execute it, like any other study.
 """
 
 import json
@@ -35,12 +35,14 @@ from fedmem.study import preflight
 from fedmem.study.jobs import Run, Study, jobs_of
 from fedmem.study.loading import with_absolute_paths
 
-N_PREFIXES = 1000  # of each client, at most, unless said otherwise
-MAX_TOKENS = 2048  # of a row whose perplexity is measured, or the model's context where that is shorter
-TEXT_COLUMN = "text"  # what a file of mere texts often calls its input
-TOKENIZER = ("tokenizer*", "chat_template*", "special_tokens*", "vocab*", "merges*", "added_tokens*")  # if it has one
+N_PREFIXES = 1000  # default limit per client
+MAX_TOKENS = 2048  # of a row whose perplexity is measured; a shorter context of the model lowers it
+TEXT_COLUMN = "text"  # the usual name of the only column of a data set of plain texts
+# Files of a tokenizer in a folder of adapters: a training that added tokens or a template saves its own there.
+TOKENIZER = ("tokenizer*", "chat_template*", "special_tokens*", "vocab*", "merges*", "added_tokens*")
 SEEN = "held-out texts equal training texts of the clients"
-NAMED_CLIENTS = 12  # in the note; the partition's tables have all
+NAMED_CLIENTS = 12  # in the note; the partition's tables list all of them
+# Parameters that an audit sets itself, and the option each value comes from ("nothing": it is fixed).
 FIXED = {
     "model": "--model", "corpus": "--client", "corpus_path": "--client", "client_groups": "--client",
     "n_clients": "--client", "train_rows": "--client", "heldout_path": "--heldout", "heldout_rows": "--heldout",
@@ -59,17 +61,20 @@ def audit_study(
     """Return the study of an audit: one run that trains nothing.
 
     model: a folder that `save_pretrained` wrote (with its tokenizer), a folder of adapters that names its base, a
-    preset or a hub id. clients: a file for each client, in the order of their numbers. heldout: one file whose rows are
-    dealt to all clients, or one for each. overrides: {parameter: value} of any stage but what the files decide.
-    plain_text: go on although the tokenizer has no chat template, with prompts that are beginnings of texts.
+        preset or a hub id.
+    clients: one file per client, at least one; the position of a file is the client's number.
+    heldout: one file whose rows are divided among all clients, or one file per client; empty: no control.
+    name: the study's name; None: "audit-" and the model's name.
+    overrides: {parameter: value} of any stage, except the parameters in FIXED.
+    plain_text: accept a tokenizer without a chat template; prompts are then beginnings of texts.
 
-    Each client is probed with as many prefixes as every client has rows for, N_PREFIXES at most. Raises ConfigError
-    that says what is wrong, where, and what is allowed; nothing has been executed then.
+    Every client is probed with the same number of prefixes: as many as the smallest client has rows for, N_PREFIXES at
+    most. Raises ConfigError when an option, a file, the model or a parameter is not valid, before any stage runs.
     """
     overrides = with_absolute_paths(overrides or {})
     for key in overrides:
         if key in FIXED:
-            raise ConfigError(f"--set {key}: an audit takes it from {FIXED[key]}; allowed are all other parameters")
+            raise ConfigError(f"--set {key}: an audit takes it from {FIXED[key]}; expected any other parameter")
     name = name or f"audit-{Path(model).name}"
     check_study_name(name, "--name")
     try:
@@ -79,11 +84,13 @@ def audit_study(
         tokenizer = load_tokenizer(whole)
         _check_template(model, tokenizer, plain_text)
         configs = create_all(values | {"model": whole}, origin)
+        # rows are read only with valid parameters, and n_prefixes depends on the rows: hence create_all twice
         context = config_files.context_tokens(config_files.read_config(whole) or {})
         _check_context(model, context, tokenizer, configs["generate"])
         longest = {"max_tokens": min(context or MAX_TOKENS, MAX_TOKENS)}
         rows = _rows(configs["partition"])
         n_prefixes, why = _n_prefixes(rows, tokenizer, configs["generate"], bool(heldout))
+        # overrides after `longest`: a max_tokens of the user wins over the model's context
         values = values | longest | overrides | {"model": whole, "n_prefixes": n_prefixes}
         configs = create_all(values, origin)
     except (CorpusError, PartitionError, ModelError, GenerationError) as error:
@@ -96,19 +103,20 @@ def audit_study(
 def _values(
     clients: Sequence[str | Path], heldout: Sequence[str | Path], overrides: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """(flat parameters, where each came from), the model apart and sizes as wide as can be: checked all together.
+    """Return (flat parameters without the model, the origin of each), all checked together.
 
-    The files are there and differ; no row is read before the parameters have passed.
+    The files are checked first: they exist and differ. Their rows are read only after the parameters are valid.
     """
     given = _files("--client", clients)
     apart = _files("--heldout", heldout)
     if not given:
-        raise ConfigError("--client: got nothing; allowed is a file for each client, such as --client ward_a.jsonl")
+        raise ConfigError("--client: got nothing; expected one file for each client, such as --client ward_a.jsonl")
     if len(apart) not in (0, 1, len(given)):
         raise ConfigError(
-            f"--heldout: got {len(apart)} files; allowed is one for all clients, or one for each of {len(given)}"
+            f"--heldout: got {len(apart)} files; expected one for all clients, or one for each of {len(given)}"
         )
     _check_different(given, apart)
+    # max_tokens is larger than any row until the model's context is known
     fixed = {
         "task": "qa", "corpus": "file", "corpus_path": [str(file) for file in given], "partitioner": "natural",
         "client_groups": files.names_of(given), "n_clients": len(given), "train_rows": 1.0, "test_rows": 0,
@@ -123,35 +131,37 @@ def _values(
 
 
 def _files(option: str, given: Sequence[str | Path]) -> list[Path]:
-    """The files of an option as absolute paths; ConfigError for one that is not there, a folder, or of another kind."""
+    """Return the files of an option as absolute paths; raises ConfigError for a missing file or an unknown kind."""
     found = []
     for one in given:
         path, kinds = Path(one).expanduser(), ", ".join(READERS)
         if path.is_dir():
-            raise ConfigError(f"{option} {one}: is a folder; allowed is a file ({kinds}), one a client")
+            raise ConfigError(f"{option} {one}: is a folder; expected a file ({kinds}), one per client")
         if not path.is_file():
-            raise ConfigError(f"{option} {one}: there is no such file (looked from {Path.cwd()}); allowed is {kinds}")
+            raise ConfigError(f"{option} {one}: there is no such file (searched from {Path.cwd()}); expected {kinds}")
         found.append(path.resolve())
     return files.files_of(found) if found else []
 
 
 def _check_different(given: list[Path], apart: list[Path]) -> None:
-    """No file twice, under another name neither: a text of two clients would pass for a leak between them."""
+    """Raise ConfigError when two files have the same content, under whatever names."""
+    # a text that two clients hold would be counted as a leak from one to the other
     seen: dict[str, Path] = {}
     for file in [*given, *apart]:
         other = seen.setdefault(file_digest(file), file)
         if other != file or [*given, *apart].count(file) > 1:
-            why = "what a client trained on is no control" if file in apart else "each client has texts of its own"
+            why = "training texts cannot be the control" if file in apart else "each client has texts of its own"
             raise ConfigError(f"{file}: holds the same bytes as {other}; {why}: give each file once")
 
 
 def _column_map(given: list[Path], encoding: str) -> dict[str, str | None]:
-    """The files' own columns by their first rows: ours where all files have them, `text` for input, null for others."""
+    """Return a column_map for the files: keys of SCHEMA that all of them have, `text` as input, null for the rest."""
+    # the first row of each file is enough to find its columns; `corpora` checks every row later
     shared: set[str] | None = None
     for file in given:
         first = next(files.read(file, encoding), None)
         if first is None:
-            raise ConfigError(f"{file}: holds no rows; expected one text a row, in a column input or {TEXT_COLUMN}")
+            raise ConfigError(f"{file}: holds no rows; expected one text per row, in a column input or {TEXT_COLUMN}")
         place, row = first
         if not isinstance(row, dict):
             raise ConfigError(f"{place}: holds {columns.kind_of_value(row)}, not an object such as {{'input': '…'}}")
@@ -170,14 +180,14 @@ def _column_map(given: list[Path], encoding: str) -> dict[str, str | None]:
 
 
 def _whole(model: str) -> str:
-    """The model as notebooks load it: itself; of a folder of adapters, the base with the adapters merged in.
+    """Return the model that the notebooks load: `model` itself, or, for a folder of adapters, the merged model.
 
-    That is made once, in `results/models/`, named by the digest of the adapters and of the base: of its files, where
-    they are here, else of its name. Of two audits that make the same one, the later takes what is there.
+    A merged model is built once, in `results/models/`. Its name contains the digest of the adapters and of the base:
+    of the base's files if they are local, else of its name. A second audit of the same adapters reuses it.
     """
     folder = Path(model).expanduser()
     if not folder.exists() and (folder.is_absolute() or model.startswith((".", "~"))):
-        raise ConfigError(f"--model {model}: there is no such folder; allowed is a folder, a preset or a hub id")
+        raise ConfigError(f"--model {model}: there is no such folder; expected a folder, a preset or a hub id")
     adapters = folder / "adapter_config.json"
     if not adapters.is_file() or (folder / "config.json").is_file():
         return str(folder.resolve()) if folder.is_dir() else model
@@ -194,14 +204,14 @@ def _whole(model: str) -> str:
 
 
 def _check_model(model: str, name: str) -> None:
-    """Raise ConfigError for a model (its base, for adapters) that cannot be loaded here, before loading is tried."""
-    if said := [problem.message for problem in preflight.model_problems(name)]:
+    """Raise ConfigError when a model (or the base of its adapters) cannot be loaded here, before loading is tried."""
+    if messages := [problem.message for problem in preflight.model_problems(name)]:
         base = "" if name in (model, str(Path(model).expanduser().resolve())) else "the base of its adapters: "
-        raise ConfigError(f"--model {model}: {base}{said[0]}")
+        raise ConfigError(f"--model {model}: {base}{messages[0]}")
 
 
 def _base(model: str, adapters: Path) -> str:
-    """The name of the model that adapters were trained on, as their adapter_config.json has it."""
+    """Return the name of the adapters' base model, from their adapter_config.json."""
     try:
         settings = json.loads(adapters.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -213,32 +223,36 @@ def _base(model: str, adapters: Path) -> str:
 
 
 def _merge(base: str, adapters: Path, whole: Path) -> None:
-    """Write the base with the adapters merged in, and the adapters' tokenizer if they have one, as `whole`."""
-    from fedmem.models.loading import save_merged
+    """Merge the adapters into the base; write the result, and the adapters' tokenizer if they have one, to `whole`."""
+    from fedmem.models.loading import (
+        save_merged,  # imports peft, which takes a second and which other audits do not need
+    )
 
     whole.parent.mkdir(parents=True, exist_ok=True)
+    # written next to the target and renamed, so that an interrupted merge never passes for a finished one
     with tempfile.TemporaryDirectory(dir=whole.parent, prefix=".") as unfinished:
         made = Path(unfinished) / "model"
         try:
             save_merged(base, adapters, made)
-        except (AttributeError, KeyError, TypeError) as error:  # peft takes the file's values as they are
+        except (AttributeError, KeyError, TypeError) as error:  # peft does not check the file's values
             raise ConfigError(
                 f"--model {adapters}: adapter_config.json in its folder cannot be used ({type(error).__name__}: "
-                f"{error}); allowed is what save_pretrained of a peft model wrote"
+                f"{error}); expected the file that save_pretrained of a peft model wrote"
             ) from error
         for file in (one for pattern in TOKENIZER for one in adapters.glob(pattern)):
             shutil.copy(file, made)
         try:
             made.rename(whole)
         except OSError:
-            if not whole.is_dir():  # else another audit has put the same there meanwhile
+            # a folder there means that another audit has just built the same model
+            if not whole.is_dir():
                 raise
 
 
 def _check_template(model: str, tokenizer, plain_text: bool) -> None:
     if tokenizer.chat_template and plain_text:
         raise ConfigError(
-            f"--plain-text: the tokenizer of {model} has a chat template, and prompts follow it; to probe without, "
+            f"--plain-text: the tokenizer of {model} has a chat template, and prompts follow it; to probe without it, "
             "give a copy of the model's folder whose tokenizer has none"
         )
     if not tokenizer.chat_template and not plain_text:
@@ -246,13 +260,13 @@ def _check_template(model: str, tokenizer, plain_text: bool) -> None:
         after = f"{start!r} and " if start else ""
         raise ConfigError(
             f"--model {model}: its tokenizer has no chat template, so a prompt would be {after}the beginning of a "
-            "text, and nothing else. That is right for a model that was trained on plain text: then say --plain-text. "
+            "text, and nothing else. That is right for a model that was trained on plain text: then pass --plain-text. "
             "If it was trained on conversations, save that training's template with it (tokenizer.chat_template)"
         )
 
 
 def _check_context(model: str, context: int | None, tokenizer, generate: StageConfig) -> None:
-    """Raise ConfigError where template, prefix and continuation do not fit into the model's context."""
+    """Raise ConfigError when template, prefix and continuation do not fit into the model's context."""
     start = len(tokenizer(template_start(tokenizer), add_special_tokens=False)["input_ids"])
     prompt = start + generate.prefix_tokens
     if context is not None and prompt + generate.max_new_tokens > context:
@@ -261,12 +275,12 @@ def _check_context(model: str, context: int | None, tokenizer, generate: StageCo
         raise ConfigError(
             f"--model {model}: its context holds {context} tokens, and {start} of the template, prefix_tokens = "
             f"{generate.prefix_tokens} and max_new_tokens = {generate.max_new_tokens} make {prompt} + "
-            f"{generate.max_new_tokens}; allowed is {advice}"
+            f"{generate.max_new_tokens}; expected {advice}"
         )
 
 
 def _rows(config: StageConfig) -> pd.DataFrame:
-    """The partition that notebook 1 will make."""
+    """Return the partition that notebook 1 will build."""
     texts = load_corpus(config.corpus, config.task, **config.source)
     quotas = dealing.quotas(config.split_rows, config.n_clients, config.skew)
     dealt_rows = dealing.assign(
@@ -282,11 +296,12 @@ def _rows(config: StageConfig) -> pd.DataFrame:
 
 
 def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: bool) -> tuple[int, str]:
-    """(prefixes of each client, why not more): as many as each has rows for, and held-out rows where there are any."""
+    """Return (prefixes of each client, why not more): as many as every client has rows and, if given, held-out rows."""
+    # drawn with generation's own functions: only rows that differ and are long enough can be sampled
     texts = probes.split_inputs(rows, tokenizer, generate.prefix_tokens, generate.min_input_tokens)
     least = generate.min_input_tokens or generate.prefix_tokens + 20
     limit = generate.n_prefixes
-    why = "as asked for" if limit != N_PREFIXES else "the most that an audit takes by itself"
+    why = "as requested" if limit != N_PREFIXES else "the default limit of an audit"
     clients = sorted(rows["client"].unique())
     kinds = ("rows", "held-out rows") if control else ("rows",)
     for what, drawn in zip(kinds, probes.drawable(texts, generate.sample_seed), strict=False):
@@ -300,15 +315,17 @@ def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: b
         raise ConfigError(f"--heldout: {why}: no control is left; give texts that the model never saw, or leave it out")
     if limit < 1:
         raise ConfigError(
-            f"{why}, so there is nothing to ask: a prefix of prefix_tokens = {generate.prefix_tokens} tokens and a "
-            "rest are needed of each; give longer texts, or lower it, for example --set prefix_tokens=10"
+            f"{why}, so there is nothing to probe: each text needs a prefix of prefix_tokens = "
+            f"{generate.prefix_tokens} tokens and a rest; give longer texts, or lower it, for example --set "
+            "prefix_tokens=10"
         )
-    probes.sample(texts, limit, generate.n_suffixes, generate.sample_seed)  # raises where n_suffixes asks for more
+    # the sample is discarded: the call raises now, not hours later, when n_suffixes is more than the rows allow
+    probes.sample(texts, limit, generate.n_suffixes, generate.sample_seed)
     return limit, f"{limit} prefixes of each client: {why}"
 
 
 def _seen_in_training(texts: pd.DataFrame, client: int) -> str:
-    """How many of a client's held-out texts cannot be a control, for clients trained on them; empty for none."""
+    """Say how many of a client's held-out texts are also training texts, and so no control; empty if there are none."""
     mine = texts[texts["long_enough"] & (texts["split"] == "heldout") & (texts["client"] == client)]
     seen = int(mine["input"].isin(texts.loc[texts["split"] == "train", "input"]).sum())
     return f": {seen} of its {len(mine)} {SEEN}" if seen else ""
@@ -326,9 +343,9 @@ def _note(rows: pd.DataFrame, names: list[str], why: str, tokenizer, control: bo
             "Prompts follow the tokenizer's chat template."
             if tokenizer.chat_template
             else "The tokenizer has no chat template: prompts are beginnings of texts.",
-            f"The control are {heldout:,} held-out rows that were given."
+            f"The control is a set of {heldout:,} held-out rows that were given."
             if control
-            else "There is no held-out control: no texts were given that the model never saw, so nothing here says how "
-            "much of what matches is chance.",
+            else "There is no held-out control: no texts were given that the model never saw, so the share of matches "
+            "by chance is unknown.",
         ]
     )

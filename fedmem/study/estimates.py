@@ -20,23 +20,23 @@ from fedmem.results.stage import MANIFEST, Stage, StageError, finished_stages
 from fedmem.study import gpus
 from fedmem.study.jobs import Job, Study
 
-UNKNOWN_MODEL = Size(10**9, 25, 1600, 400, 130_000)  # a model of which nothing is known
+UNKNOWN_MODEL = Size(10**9, 25, 1600, 400, 130_000)  # assumed for a model of unknown size
 
 TEXT_TOKENS = {"summarization": 260, "dialog": 330, "qa": 380, "classification": 70}  # of a training example
 
 TOKENS_PER_WORD, CHARS_PER_TOKEN = 1.9, 5  # of the synthetic corpus with its small vocabulary; of any text
 
-# One CPU core and one GPU of the kind that trains models of 3B parameters. Training takes 6 operations a parameter and
-# token, writing 2; a GPU writes no faster than it reads the weights.
+# Operations per second of one CPU core, and of one GPU of the kind that trains models of 3B parameters. Training takes
+# 6 operations per parameter and token, generation 2; a GPU generates no faster than it reads the weights.
 TRAINS = {("cpu", "fp32"): 3e10, ("cpu", "bf16"): 1e10, ("gpu", "fp32"): 2e13, ("gpu", "bf16"): 1.5e14}
 
 WRITES = {"cpu": 5e9, "gpu": 1e13}
 
-READS = 1.5e12  # bytes a second, of a GPU's memory
+READS = 1.5e12  # bytes per second, of a GPU's memory
 
 PAIR_SECONDS = 1.5e-4  # to compare a continuation with a suffix, for every 200 tokens of the two
 
-ROW_SECONDS = 2e-3  # to deal a row, with the search for copies
+ROW_SECONDS = 2e-3  # to assign a row to a client, including the search for copies
 
 START_SECONDS = {"partition": 8, "train": 12, "generate": 12, "detect": 8, "analyze": 10}  # kernel, imports, page
 
@@ -47,7 +47,7 @@ PAGE_MB = 2  # executed notebook, its page and figures
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds; MB of host memory, of a GPU's memory, of disk; GPUs; and what the figures rest on."""
+    """Time in seconds; host memory, GPU memory and disk in MB; number of GPUs; and the source of the figures."""
 
     seconds: float
     mem_mb: float
@@ -58,7 +58,11 @@ class Estimate:
 
 
 def estimate_by_rule(configs: Mapping[str, StageConfig], stage: str, gpu: int = 0) -> Estimate:
-    """What a stage takes by the rule. configs: of the stage and its ancestors, by stage; gpu: GPUs that it has."""
+    """Estimate what a stage takes.
+
+    configs: {stage: its StageConfig} of the stage and its ancestors. stage: a key of RULES.
+    gpu: number of GPUs that it has, 0 for none; only whether there is one changes time and memory.
+    """
     seconds, mem_mb, gpu_mb, disk_mb = RULES[stage](configs, gpu)
     host = START_MB[stage] + mem_mb
     return Estimate(START_SECONDS[stage] + seconds, host, gpu_mb, PAGE_MB + disk_mb, gpu)
@@ -131,7 +135,7 @@ def _detect(configs, gpu):
 
 def _analyze(configs, gpu):
     clients = configs["partition"].n_clients
-    lines = clients * configs["generate"].n_prefixes * clients  # a prefix and a client whose text it may be
+    lines = clients * configs["generate"].n_prefixes * clients  # a prefix and a client that it may hit
     return 5 + lines * 2e-5, lines * 1e-3, 0, lines * 1e-5
 
 
@@ -139,19 +143,19 @@ RULES = {"partition": _partition, "train": _train, "generate": _generate, "detec
 
 
 def _writing(size: Size, tokens: float, batch: int, kind: str) -> float:
-    """Seconds to write tokens, `batch` texts at once."""
+    """Return the seconds to generate tokens, `batch` texts at once."""
     seconds = 2 * size.parameters * tokens / WRITES[kind]
     return max(seconds, tokens / batch * 4 * size.parameters / READS) if kind == "gpu" else seconds
 
 
 def _rows(partition: StageConfig, split: str) -> float:
-    """Rows of all clients in a split."""
+    """Return the rows of all clients in a split."""
     count = partition.split_rows[split]
     return partition.n_clients * count if isinstance(count, int) else count * _dealt(partition)
 
 
 def _dealt(partition: StageConfig) -> float:
-    """Rows of all clients together; of a corpus that is dealt by shares, a guess unless it is synthetic."""
+    """Return the rows of all clients together; a guess if the splits are shares and the corpus is not synthetic."""
     counts = partition.split_rows.values()
     if all(isinstance(count, int) for count in counts):
         return partition.n_clients * sum(counts)
@@ -159,14 +163,14 @@ def _dealt(partition: StageConfig) -> float:
 
 
 def _tokens(partition: StageConfig) -> float:
-    """Tokens of a training example, on average."""
+    """Return the mean number of tokens of a training example."""
     if partition.corpus == "synthetic":
         return 20 + TOKENS_PER_WORD * partition.synthetic_words
     return TEXT_TOKENS[partition.task]
 
 
 def build_seconds(model: str) -> float:
-    """Seconds to make a preset that is made on first use and is not there yet."""
+    """Return the seconds to build a preset on first use; 0 for a model that exists or is no such preset."""
     recipe, kept = RECIPES.get(model), results_root() / "models" / model / MANIFEST
     if recipe is None or shipped(model) or kept.is_file():
         return 0
@@ -175,28 +179,30 @@ def build_seconds(model: str) -> float:
     return 6 * size_of(model).parameters * tokens / TRAINS["cpu", "fp32"]
 
 
-NEAR = 300  # a finished stage this many times larger or smaller says nothing
+NEAR = 300  # a finished stage with a larger ratio of seconds is too different to correct an estimate
 
-LARGE = 50_000_000  # parameters from which `device: auto` asks for a GPU where there is one
+LARGE = 50_000_000  # parameters; from this size on, `device: auto` requests a GPU if there is one
 
 
-# --- what past stages took ------------------------------------------------------------------------------------------
+# --- measured costs of past stages ------------------------------------------------------------------------------------
 
 
 class Past:
-    """The finished stages of results, and what the rule would have said of them."""
+    """The finished stages in results: their measured costs, and the rule's estimates for them."""
 
     def __init__(self):
         self._known: dict[str, list[tuple[Estimate, Estimate]]] = {}
 
     def nearest(self, stage: str, guess: Estimate) -> tuple[Estimate, Estimate] | None:
-        """(by the rule, measured) of the finished stage of this kind that is nearest to a guess; None: none is near."""
+        """Return (estimate by the rule, measured cost) of the finished stage that is nearest to `guess`, or None."""
+        # a stage on a GPU cannot correct an estimate for a CPU, nor the reverse
         known = [pair for pair in self._of(stage) if pair[0].gpu == guess.gpu]
         best = min(known, key=lambda pair: _far(pair[0], guess), default=None)
         return best if best and _far(best[0], guess) <= math.log(NEAR) else None
 
     def _of(self, stage: str) -> list[tuple[Estimate, Estimate]]:
         if stage not in self._known:
+            # read once: a plan asks for each of its jobs
             self._known[stage] = [pair for one in finished_stages(stage) if (pair := _measured(one))]
         return self._known[stage]
 
@@ -206,37 +212,42 @@ def _far(one: Estimate, other: Estimate) -> float:
 
 
 def _measured(stage: Stage) -> tuple[Estimate, Estimate] | None:
-    """What the rule says of a finished stage, and what it took; None when its parameters are of other code."""
+    """Return (estimate by the rule, measured cost) of a finished stage; None when its parameters are not readable."""
     try:
         configs = stage.configs
-    except (ValueError, StageError):
+    except (ValueError, StageError):  # parameters of another version of fedmem
         return None
     manifest = stage.manifest
-    said = estimate_by_rule(configs, stage.name, int(manifest.get("device", "cpu").startswith("cuda")))
+    guess = estimate_by_rule(configs, stage.name, int(manifest.get("device", "cpu").startswith("cuda")))
     took = replace(
-        said,
+        guess,
         seconds=START_SECONDS[stage.name] + manifest["seconds"],
-        mem_mb=manifest.get("peak_memory_mb") or said.mem_mb,
+        mem_mb=manifest.get("peak_memory_mb") or guess.mem_mb,
         disk_mb=PAGE_MB + sum(manifest["sizes"].values()) / 1e6,
         source=f"like {stage.name}/{stage.folder.name}",
     )
-    return said, took
+    return guess, took
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
 
 def estimate(job: Job, stated: Mapping[str, int] | None = None, past: Past | None = None) -> Estimate:
-    """What a job will take. stated: resources that files state for it (gpu decides here where it computes)."""
+    """Estimate the cost of a job.
+
+    job: a job of a study. stated: resources that the study's files state for it; only `gpu` matters here (0: CPU).
+    past: finished stages that correct the estimate; None: the rule alone. Returns an Estimate.
+    """
     configs = job.configs
     guess = estimate_by_rule(configs, job.stage, (stated or {}).get("gpu", _wants_gpu(job, configs)))
     nearest = past.nearest(job.stage, guess) if past else None
+    # the build of a preset, on first use only, is added after the scaling: the rule does not contain it
     first = build_seconds(configs["train"].model) if job.stage == "train" else 0
     if nearest is None:
         return replace(guess, seconds=guess.seconds + first)
-    said, took = nearest
+    predicted, took = nearest
     scaled = {
-        name: getattr(guess, name) * getattr(took, name) / getattr(said, name)
+        name: getattr(guess, name) * getattr(took, name) / getattr(predicted, name)
         for name in ("seconds", "mem_mb", "disk_mb")
     }
     return replace(guess, **scaled | {"seconds": scaled["seconds"] + first}, source=took.source)
@@ -252,7 +263,7 @@ def _wants_gpu(job: Job, configs: Mapping[str, StageConfig]) -> int:
 
 
 def stated_resources(study: Study) -> dict[str, dict[str, int]]:
-    """Resources that the study's files state, by job; of runs that share a job, the largest."""
+    """Return the resources that the study's files state, by job id; for a job that runs share, the largest."""
     found: dict[str, dict[str, int]] = {}
     for run in study.runs:
         for stage, job in run.jobs.items():
@@ -263,9 +274,9 @@ def stated_resources(study: Study) -> dict[str, dict[str, int]]:
 
 
 def resources(guess: Estimate, stated: Mapping[str, int] | None = None) -> dict[str, int]:
-    """What a job asks of a machine or a cluster: mem_mb, runtime (minutes), disk_mb, gpu.
+    """Return the resources that a job requests from a machine or a cluster: mem_mb, runtime (minutes), disk_mb, gpu.
 
-    Its estimate with room (memory a quarter more, time three times and ten minutes), unless files state it (`stated`).
+    They are the estimate plus a margin: memory and disk × 1.25, time × 3 plus ten minutes. Values in `stated` win.
     """
     own = {
         "mem_mb": math.ceil(guess.mem_mb * 1.25),
@@ -277,12 +288,16 @@ def resources(guess: Estimate, stated: Mapping[str, int] | None = None) -> dict[
 
 
 def report_estimate(n_runs: int) -> Estimate:
-    """What a study's report takes."""
+    """Estimate the cost of the report of a study of `n_runs` runs."""
     return Estimate(20 + 1.0 * n_runs, 800 + 2.0 * n_runs, 0, 3 + 0.2 * n_runs, 0)
 
 
 def least_hours(jobs: list[Job], found: Mapping[str, Estimate], cores: int, devices: int) -> float:
-    """Hours that jobs take at the least: the longest path, or all seconds over all cores, or GPU seconds over GPUs."""
+    """Return a lower bound of the hours that jobs take together: the largest of three bounds.
+
+    The bounds are the longest path, all seconds over all cores, and GPU seconds over GPUs.
+    jobs: parents before children. found: estimates by job id. cores, devices: numbers of CPU cores and GPUs, >= 0.
+    """
     longest: dict[str, float] = {}
     for job in jobs:
         longest[job.id] = found[job.id].seconds + (longest.get(job.parent.id, 0) if job.parent else 0)
@@ -292,6 +307,6 @@ def least_hours(jobs: list[Job], found: Mapping[str, Estimate], cores: int, devi
 
 
 def estimate_study(study: Study) -> dict[str, Estimate]:
-    """Estimates of a study's jobs, by id."""
+    """Return the estimates of a study's jobs, by id."""
     stated, past = stated_resources(study), Past()
     return {job.id: estimate(job, stated.get(job.id), past) for job in study.jobs.values()}

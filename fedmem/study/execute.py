@@ -1,7 +1,7 @@
-"""One notebook through papermill: parameters in, a published stage, its executed copy and a self-contained page out.
+"""Executes one notebook with papermill: parameters in; a published stage, its executed copy and an HTML page out.
 
-The runner's only way to do a stage is to execute that stage's notebook. A stage has succeeded when every code cell ran
-without error and a new manifest lies in its folder; whatever else the notebook's metadata say is not asked.
+The runner performs a stage only by executing that stage's notebook. A stage has succeeded when every code cell ran
+without error and its folder contains a new manifest; other metadata of the notebook are not considered.
 `python -m fedmem.study.execute jobs.json NAME` runs one job of a session; `fedmem.study.plan` writes the jobs.
 """
 
@@ -23,38 +23,50 @@ from fedmem.results.identity import notebook_file
 from fedmem.results.stage import MANIFEST, StageError, open_stage
 from fedmem.study.gpus import hold
 
-START_SECONDS = 300  # for a kernel to answer, on a machine that is busy
-IDLE_IMPORTS = ("rfc3987_syntax", "isoduration", "pyarrow")  # formats of jsonschema (IRIs: two seconds), Hadoop's files
+START_SECONDS = 300  # limit for a kernel to start; long, because the machine may be busy
+# optional formats of jsonschema (IRIs take two seconds), and Hadoop file systems
+IDLE_IMPORTS = ("rfc3987_syntax", "isoduration", "pyarrow")
 
 
 class NotebookError(RuntimeError):
-    """A notebook that did not run to its end, or did not publish its stage."""
+    """A notebook did not run to its end, or did not publish its stage."""
 
 
 class KernelDied(NotebookError):
-    """A notebook whose kernel was ended from outside, or never began: another attempt may do."""
+    """The kernel was ended from outside, or did not start: another attempt may succeed."""
 
 
 def json_safe(value: Any) -> Any:
-    """A parameter as papermill passes it on faithfully: tuples become lists, keys texts; the rest is refused."""
+    """Convert a parameter to JSON types, which papermill passes on unchanged: tuples become lists, keys strings.
+
+    Raises NotebookError for a value of another type, or NaN.
+    """
     if isinstance(value, dict):
         return {str(k): json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [json_safe(v) for v in value]
+    # value == value excludes NaN, which JSON does not have
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and value == value):
         return value
-    raise NotebookError(f"parameter value {value!r} cannot be handed to a notebook; allowed are JSON's types")
+    raise NotebookError(f"parameter value {value!r} cannot be passed to a notebook; expected a JSON type")
 
 
 def load_papermill():
-    """papermill, imported without what is idle in it."""
+    """Import papermill without its slow optional dependencies, and return it."""
     with without(*IDLE_IMPORTS):
         import papermill
     return papermill
 
 
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Executes a notebook with this interpreter's kernel; NotebookError names the error or the cell that never ran."""
+    """Execute a notebook with this interpreter's kernel.
+
+    notebook: the .ipynb file; cells run in its folder. output: file of the executed copy.
+    parameters: {name: value} of JSON types, see `json_safe`.
+
+    Raises NotebookError with the error of a cell or the cell that never ran, and KernelDied when the kernel died or
+    did not start.
+    """
     papermill = load_papermill()
     import nbformat
     from nbclient.exceptions import DeadKernelError
@@ -64,16 +76,17 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
         papermill.execute_notebook(
             str(notebook), str(output), parameters=parameters, kernel_name="python3",
             progress_bar=False, log_output=False, cwd=str(notebook.parent), start_timeout=START_SECONDS,
-            shutdown_kernel="immediate",  # its work is published; a second to take modules down serves nobody
+            shutdown_kernel="immediate",  # the stage is published by now; an orderly shutdown takes a second
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         raise NotebookError(f"{error.ename}: {error.evalue}") from None
     except DeadKernelError as error:
         raise KernelDied(
-            f"the kernel died ({error}): it was ended from outside, often for want of memory; `--retries 1` tries again"
+            f"the kernel died ({error}): it was ended from outside, often for lack of memory; `--retries 1` tries again"
         ) from None
-    except RuntimeError as error:  # as nbclient says that a kernel did not start
+    except RuntimeError as error:  # raised by nbclient when a kernel does not start
         raise KernelDied(f"the kernel did not start: {error}") from None
+    # the executed copy is the evidence: papermill returning does not show that every cell ran without error
     for number, cell in enumerate(nbformat.read(output, as_version=4).cells):
         if cell.cell_type != "code" or not cell.source.strip():
             continue
@@ -84,16 +97,18 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
 
 
 def run_job(job: dict[str, Any]) -> None:
-    """Executes a job's notebook and puts copy and page into the published folder; NotebookError when it failed.
+    """Execute a job's notebook and move its copy and page into the published folder.
 
-    job: id, stage, folder (where the stage is to appear), parameters. The executed copy of a failed notebook stays
-    as `<folder>.failed.ipynb` (and .html), with the error in `<folder>.failed.json`, until the stage succeeds.
+    job: mapping with id, stage, folder (of the stage to be published), parameters. The executed copy of a failed
+    notebook is kept as `<folder>.failed.ipynb` (and .html), with the error in `<folder>.failed.json`, until the stage
+    succeeds. Raises NotebookError, or KernelDied, when the stage failed.
     """
     folder, begun = Path(job["folder"]), time.time()
     copy = Path(f"{job['id']}.ipynb").resolve()
     try:
         execute(notebook_file(job["stage"]), copy, job["parameters"])
         manifest = folder / MANIFEST
+        # one second of tolerance, for file systems with coarse time stamps
         if not manifest.is_file() or manifest.stat().st_mtime < begun - 1:
             raise NotebookError(f"the notebook ran to its end, but published no stage in {folder}")
         open_stage(folder)
@@ -105,9 +120,9 @@ def run_job(job: dict[str, Any]) -> None:
 
 
 def _put_copy(job: dict[str, Any], copy: Path) -> None:
-    """Puts a finished stage's executed copy and page into its folder, each whole or not at all."""
+    """Move a finished stage's executed copy and page into its folder, each by an atomic rename."""
     folder = Path(job["folder"])
-    page = "report.html" if job["stage"] == "studies" else "notebook.html"  # a report is read without its code
+    page = "report.html" if job["stage"] == "studies" else "notebook.html"  # a report is read without code
     made = copy.with_suffix(".html")
     made.write_text(to_html(copy, show_code=page != "report.html"), encoding="utf-8")
     made.rename(folder / page)
@@ -115,9 +130,9 @@ def _put_copy(job: dict[str, Any], copy: Path) -> None:
 
 
 def put_copies(session: Path) -> None:
-    """Does for a session that was killed what it did not come to: a stage was published, its copy still lies here.
+    """Finish the work of a killed session: move executed copies of published stages into the stages' folders.
 
-    A copy that did not make the stage that is there now, or that is torn, is removed.
+    session: the session's folder. A copy is removed instead when it is incomplete or did not publish the present stage.
     """
     for copy in session.glob("*.ipynb"):
         jobs = json.loads((session / "jobs.json").read_text(encoding="utf-8"))
@@ -128,22 +143,23 @@ def put_copies(session: Path) -> None:
 
 
 def _made(copy: Path, started: Path, folder: Path) -> bool:
-    """Whether the attempt of a session that left this executed copy is what published the stage in a folder."""
+    """Whether the attempt that left this executed copy published the stage in `folder`."""
     try:
         begun = datetime.fromisoformat(open_stage(folder).manifest["started"]).timestamp()
         json.loads(copy.read_text(encoding="utf-8"))
     except (StageError, ValueError):
         return False
+    # another session may have published the stage before this attempt started or after its copy was written
     return started.stat().st_mtime <= begun <= copy.stat().st_mtime
 
 
 def failed_copy(folder: Path) -> Path:
-    """Where the executed copy of a failed notebook lies."""
+    """Return the path of the executed copy of a failed notebook."""
     return folder.with_name(f"{folder.name}.failed.ipynb")
 
 
 def failure_message(folder: Path) -> str | None:
-    """The error of a stage's last, failed execution; None when there is none."""
+    """Return the error of a stage's last execution if that failed, else None."""
     record = folder.with_name(f"{folder.name}.failed.json")
     return json.loads(record.read_text(encoding="utf-8"))["error"] if record.is_file() else None
 
@@ -157,19 +173,19 @@ def _keep_failed(folder: Path, copy: Path, error: str) -> None:
 
 
 def main() -> int:
-    """Runs one job; marks in the session folder that it began and how it failed, for the front."""
+    """Run one job, and record in the session folder, for the runner, that it started and how it failed."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("jobs", type=Path, help="jobs.json of a session")
     parser.add_argument("name", help="id of the job to run")
-    parser.add_argument("--runner", type=int, help="process that this one shall not outlive")
+    parser.add_argument("--runner", type=int, help="process id; this process ends when that one does")
     arguments = parser.parse_args()
     job = next(j for j in json.loads(arguments.jobs.read_text(encoding="utf-8")) if j["id"] == arguments.name)
     started, failed, died = (Path(f"{job['id']}.{state}") for state in ("started", "failed", "died"))
-    if failed.exists():  # tried again by Snakemake's retries, which are for jobs that died
+    if failed.exists():  # Snakemake retries every failure; only a job whose kernel died runs again
         return 1
     if arguments.runner:
         Thread(target=_end_with, args=(arguments.runner,), daemon=True).start()
-    died.unlink(missing_ok=True)
+    died.unlink(missing_ok=True)  # of the attempt before this one
     with contextlib.ExitStack() as held:
         environment = job["environment"] | {
             "FEDMEM_PYTHON": sys.executable,
@@ -177,6 +193,7 @@ def main() -> int:
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
         if job.get("gpus"):
+            # set before the kernel starts: it inherits the variable, and CUDA reads it once
             environment["CUDA_VISIBLE_DEVICES"] = held.enter_context(hold(job["gpus"]))
         os.environ |= environment
         started.touch()
@@ -190,7 +207,7 @@ def main() -> int:
 
 
 def _end_with(runner: int) -> None:
-    """Ends this process, and so its kernel, as soon as the runner is gone."""
+    """End this process, and with it its kernel, within a second after the runner ended."""
     while process_is_alive(runner):
         time.sleep(1)
     os._exit(1)
@@ -200,4 +217,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # as with the kernel: nothing is left to be done
+    os._exit(code)  # as for the kernel: an orderly exit takes time and has nothing left to do

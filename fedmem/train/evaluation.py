@@ -1,10 +1,11 @@
-"""What a model answers to test rows, and how well it predicts rows that it saw and rows that it did not.
+"""Utility of a model on test rows, and its perplexity on rows that it was trained on and rows that it was not.
 
-Measured on one model as it is, before or after training: this module does not know how it was trained, nor where it is
-kept. What comes out is the table of `fedmem.train.utility`.
+The functions measure one given model, before or after training; they do not depend on how it was trained or stored. The
+result is the table of `fedmem.train.utility`.
 
-Which rows: a client's first by the SHA-256 of their row_id, the same in every run, so a larger number contains the
-smaller. Test and held-out rows whose input a client trained on are no measure of what is new, and are never chosen.
+Selection of rows: the first rows of a client by the SHA-256 of their row_id. The order is the same in every run, so a
+larger selection contains the smaller ones. Test and held-out rows whose input a client trained on are never selected,
+because the model has seen them.
 """
 
 from __future__ import annotations
@@ -26,20 +27,25 @@ from fedmem.train.local_training import evaluate_loss, quiet_libraries
 from fedmem.train.utility import UTILITY
 
 SPLITS = ("train", "test", "heldout")
-BATCH = 16  # rows answered or measured at once; config.batch_size is training's, and must not change these figures
+BATCH = 16  # rows per batch; not config.batch_size, which belongs to training and must not change these figures
 
 
 def measure(
     model, tokenizer, rows: pd.DataFrame, config, task: str, server_round: int, clients: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """Utility and perplexities of a model on the rows of each client: the columns UTILITY, without POOLED.
+    """Measure utility and perplexities of a model on the rows of each client.
 
-    rows: row_id, client, split, instruction, input, output. config: utility_rows, utility_tokens, perplexity_rows,
-    max_tokens, torch_threads. task: summarization, dialog, qa or classification. server_round: noted as it is, 0 being
-    the model before training. clients: whose rows; None is everybody (where each client has a model of its own, call
-    this for each). Nothing is drawn at random, the model is left as it was, and a client's figures do not depend on
-    who else is measured (but for two tokens that are equal to a float's rounding). `utility.with_weighted_means` adds
-    the mean.
+    model, tokenizer: the model as it is; it is not changed.
+    rows: DataFrame with row_id, client, split, instruction, input, output.
+    config: settings utility_rows, utility_tokens, perplexity_rows, max_tokens, torch_threads.
+    task: summarization, dialog, qa or classification.
+    server_round: written into the table; 0 for the model before training.
+    clients: ids of the clients to measure; None: all. Call once per client if each has its own model.
+
+    Returns a DataFrame with the columns UTILITY, without rows of POOLED; `utility.with_weighted_means` adds the mean.
+    Nothing is
+    random. A client's figures do not depend on which other clients are measured, except where two tokens' scores are
+    equal up to float rounding.
     """
     clients = sorted(rows["client"].unique()) if clients is None else clients
     trained_on = set(rows.loc[rows["split"] == "train", "input"])
@@ -55,10 +61,12 @@ def measure(
 
 
 def answer_prompt(tokenizer, row, most: int) -> tuple[list[int], bool] | None:
-    """The ids up to the assistant's turn, as training saw them, and whether the end of the input was cut off.
+    """Return (token ids up to the assistant's turn, whether the input was truncated), tokenized as in training.
 
-    At most `most` ids: the template and the instruction stay, the input loses its last tokens. None where that would
-    leave nothing of the input.
+    tokenizer: the model's. row: mapping with instruction, input, output.
+    most: largest number of ids, >= 1; template and instruction are kept, and the input loses its last tokens.
+
+    Returns None when no token of the input would be left.
     """
     example = render(tokenizer, row)
     encoded = tokenizer(example.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -66,6 +74,7 @@ def answer_prompt(tokenizer, row, most: int) -> tuple[list[int], bool] | None:
     end = next((i for i, (_, stop) in enumerate(offsets) if stop > example.response_start), len(ids))
     first, last = example.input_span
     inside = [i for i in range(end) if offsets[i][0] >= first and offsets[i][1] <= last]
+    # a token that spans the border of the input also holds text of the template, so it is kept
     excess = max(end - most, 0)
     if excess >= len(inside):
         return None
@@ -74,11 +83,14 @@ def answer_prompt(tokenizer, row, most: int) -> tuple[list[int], bool] | None:
 
 
 def answer_scores(task: str, answers: Sequence[str], outputs: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """{metric: value} of answers beside the rows' outputs; NaN without any.
+    """Compare answers with the rows' outputs: {metric: value}; NaN when there are no answers.
 
-    classification: accuracy, and macro-F1 over the `labels` (normalised, see `label`; those of the outputs belong to
-    them anyway): a label that neither an output nor an answer has is 0/0 and left out; an answer that is no label is
-    wrong and nothing else. Other tasks: the mean of `rouge_l`.
+    task: "classification" gives accuracy and macro_f1; every other task gives rouge_l, the mean of `rouge_l`.
+    answers, outputs: strings of equal number, in the same order.
+    labels: the classes of macro-F1, normalised by `label`; the outputs' labels are always added.
+
+    A label that neither an output nor an answer has is left out of macro-F1 (it would be 0/0). An answer that is not a
+    label is a wrong answer but adds no class. Raises ValueError when answers and outputs differ in number.
     """
     if task != "classification":
         scores = [rouge_l(answer, output) for answer, output in zip(answers, outputs, strict=True)]
@@ -87,33 +99,36 @@ def answer_scores(task: str, answers: Sequence[str], outputs: Sequence[str], lab
         return {"accuracy": math.nan, "macro_f1": math.nan}
     given, true = [class_label(answer) for answer in answers], [class_label(output) for output in outputs]
     known = sorted({*labels, *true})
+    # without `labels`, every wrong answer of free text would count as a class of F1 = 0
     f1 = f1_score(true, given, labels=known, average="macro", zero_division=np.nan)
     return {"accuracy": float(accuracy_score(true, given)), "macro_f1": float(f1)}
 
 
 def rouge_l(answer: str, output: str) -> float:
-    """ROUGE-L F1 in 0 … 1: the longest common subsequence of words, stemmed (Lin 2004; the rouge-score library).
+    """Return ROUGE-L F1 in 0 … 1: longest common subsequence of stemmed words (Lin 2004; the rouge-score library).
 
-    Words are runs of a–z and 0–9 in lower case, as in that library: texts in other scripts score 0.
+    Words are runs of a–z and 0–9 in lower case, as in that library, so texts in other scripts score 0.
     """
     return _ROUGE.score(output, answer)["rougeL"].fmeasure
 
 
 def class_label(text: str) -> str:
-    """A class as answers and outputs are compared: the first line, without white space around it, in lower case."""
+    """Normalise a class label for comparison: the first line, stripped, in lower case."""
     lines = text.strip().splitlines()
     return lines[0].strip().lower() if lines else ""
 
 
+# one scorer for all calls: it holds the stemmer
 _ROUGE = RougeScorer(["rougeL"], use_stemmer=True)
 
 
 def _utility(model, tokenizer, rows, usable, config, task: str, clients: Sequence[int]) -> list[tuple]:
-    """The lines of every client's test rows; all clients' prompts are answered in the same batches."""
+    """Return the table's lines of all clients' test rows; the prompts of all clients share batches."""
     labels = {class_label(output) for output in rows.loc[rows["split"] == "train", "output"]}
     context = context_tokens(model.config)
+    # the prompt must leave room for the answer in the model's context
     most = config.max_tokens if context is None else min(config.max_tokens, context - config.utility_tokens)
-    answerable = usable[usable["output"].str.strip() != ""]
+    answerable = usable[usable["output"].str.strip() != ""]  # an empty output cannot be scored
     asked = [_first(_of(answerable, client, "test"), config.utility_rows) for client in clients]
     asked = pd.concat(asked, ignore_index=True) if asked else answerable.iloc[:0]
     prompts = [answer_prompt(tokenizer, row, most) for row in asked.to_dict("records")]
@@ -135,17 +150,17 @@ def _utility(model, tokenizer, rows, usable, config, task: str, clients: Sequenc
 
 
 def _answers(model, tokenizer, prompts: list[list[int]], max_new_tokens: int) -> list[Written]:
-    greedy = Decoding.of("greedy")
+    greedy = Decoding.of("greedy")  # no random draws: the figures depend on the model and the rows alone
     return write(model, tokenizer, prompts, greedy, max_new_tokens, 0, BATCH, "answer", "row") if prompts else []
 
 
 def _perplexity(model, tokenizer, rows: pd.DataFrame, config) -> tuple[float, int, int, int, int]:
-    """(exp of the mean nats per predicted token, rows, predicted tokens, rows cut at max_tokens, 0).
+    """Return (exp of the mean nats per predicted token, rows, predicted tokens, rows cut at max_tokens, 0).
 
-    All tokens of an example are predicted, whatever training's loss covers.
+    All tokens of an example count, even if training's loss covers the response only.
     """
     examples = encode(tokenizer, _first(rows, config.perplexity_rows), config.max_tokens)
-    by_length = sorted(examples, key=lambda example: len(example["input_ids"]))  # little padding
+    by_length = sorted(examples, key=lambda example: len(example["input_ids"]))  # batches need less padding
     nats, tokens = evaluate_loss(model, by_length, BATCH)
     return float(np.exp(nats)), len(examples), tokens, examples.n_truncated, 0
 

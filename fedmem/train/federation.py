@@ -1,11 +1,11 @@
 """Federated, central, local and no training of one model on the rows of several clients.
 
-Flower's ServerApp, ClientApp and strategies carry the weights; `fedmem.train.local_training` does each client's step.
-Every
-algorithm is a federation: central is one of a single client that has all rows, local is one of a single client for
-each client. So all of them start every round with fresh moments of the optimizer, and central differs from fedavg in
-the averaging alone. Every round's global model becomes a checkpoint folder. This module does not know where rows come
-from, nor what is done with the checkpoints.
+Flower's ServerApp, ClientApp and strategies exchange the weights; `fedmem.train.local_training` does each client's
+local training.
+Every algorithm is a federation: central has a single client with all rows, local is a separate federation of one client
+for each client. So all algorithms start every round with fresh moments of the optimizer, and central differs from
+fedavg only in the averaging. The global model of every round becomes a checkpoint folder. This module does not depend
+on the source of the rows or on the use of the checkpoints.
 """
 
 import time
@@ -36,21 +36,27 @@ from fedmem.train.weights import drift, get_arrays, set_arrays
 
 
 class Pooled(ConcatDataset):
-    """The rows of all clients as those of one, in the order of the clients."""
+    """The rows of all clients as the rows of one, in the order of the clients."""
 
     @property
     def n_clients(self) -> int:
+        """Number of clients whose rows are pooled."""
         return len(self.datasets)
 
 
 def client_datasets(rows: pd.DataFrame, tokenizer, config, split: str = "train") -> dict:
-    """Encode one split of a partition's rows, client by client: {client: dataset}, clients 0 … L − 1.
+    """Encode one split of a partition's rows, client by client.
 
-    rows: client, split, input, instruction, output. config: max_tokens, loss_on. The datasets' `n_truncated` counts
-    rows that max_tokens cut. Raises FederatedError, with the client, where a client has no training rows or one that
-    leaves nothing to predict.
+    rows: DataFrame with client, split, input, instruction, output.
+    tokenizer: the model's.
+    config: settings max_tokens, loss_on.
+    split: train, test or heldout.
+
+    Returns {client: dataset} for clients 0 … L − 1; a dataset's `n_truncated` counts the rows cut at max_tokens. Raises
+    FederatedError, which names the client, when a client has no training rows or a row without a token to predict.
     """
     datasets = {}
+    # by number, not by the numbers present: a client without rows must fail here, not be skipped
     for client in range(int(rows["client"].max()) + 1 if len(rows) else 0):
         own = rows[(rows["client"] == client) & (rows["split"] == split)]
         if split == "train" and own.empty:
@@ -63,10 +69,10 @@ def client_datasets(rows: pd.DataFrame, tokenizer, config, split: str = "train")
 
 
 def federations(datasets: Mapping[int, Sequence], algorithm: str) -> Iterator[dict[int, Sequence]]:
-    """The federations that an algorithm consists of, each as {client: training rows}.
+    """Yield the federations of an algorithm, each as {client: training rows}.
 
-    central: one, of the single client POOLED that has the rows of all; local: one a client; none: none; else one of
-    all clients.
+    central: one, with the single client POOLED that has the rows of all clients; local: one per client; none: no
+    federation; every other algorithm: one of all clients.
     """
     if algorithm == "central":
         yield {POOLED: Pooled([datasets[client] for client in sorted(datasets)])}
@@ -77,20 +83,24 @@ def federations(datasets: Mapping[int, Sequence], algorithm: str) -> Iterator[di
 
 
 def round_steps(rows: Sequence, config) -> int:
-    """Gradient steps of one round on a client's rows; on pooled ones as many as their clients would make together."""
+    """Return the gradient steps of one round on a client's rows; pooled rows get the steps of all clients together."""
+    # central would otherwise train on L times fewer rows than fedavg, and the two could not be compared
     if config.local_steps is not None:
         return config.local_steps * getattr(rows, "n_clients", 1)
     return steps_per_round(len(rows), config)
 
 
 def train_client(message: Message, client: int, model, rows: Sequence, config) -> Message:
-    """What a client does in a round: load the global weights it was sent, train on its own rows, send its weights back.
+    """Do a client's work of one round: load the received global weights, train on the own rows, return the weights.
 
-    message: "arrays" (w_t) and "config" (server-round, proximal-mu). client: its id, 0 … L − 1 or POOLED, which draws
-    as client 0 does, so that central is fedavg where there is one client. model: trained in place; all its trained
-    weights are overwritten first. rows: the client's training rows. config: a TrainConfig.
-    The reply's metrics: num-examples (rows really used, the weight in the average), client, train_loss, penalty,
-    drift, tokens, steps, seconds.
+    message: records "arrays" (w_t) and "config" (server-round, proximal-mu).
+    client: id of the client, 0 … L − 1, or POOLED.
+    model: trained in place; all its trained weights are overwritten first.
+    rows: the client's training rows.
+    config: a TrainConfig.
+
+    Returns the reply, whose metrics are num-examples (rows used, the weight in the average), client, train_loss,
+    penalty, drift, tokens, steps, seconds. Raises FederatedError when training did not change the weights.
     """
     settings, received, begun = message.content["config"], message.content["arrays"], time.perf_counter()
     server_round, steps = int(settings["server-round"]), round_steps(rows, config)
@@ -99,15 +109,17 @@ def train_client(message: Message, client: int, model, rows: Sequence, config) -
         model,
         rows,
         config=config,
+        # POOLED is negative: it draws as client 0 does, so that central equals fedavg with one client
         seed=derive_seed(config.train_seed, server_round, max(client, 0)),
         proximal_mu=float(settings.get("proximal-mu", 0.0)),
         steps=steps if config.local_steps is not None else None,
+        # the learning rate follows one schedule over all rounds
         first_step=(server_round - 1) * steps,
         total_steps=config.rounds * steps,
     )
     arrays = get_arrays(model)
     moved = drift(arrays, received)
-    if not moved:  # before any mod divides by it
+    if not moved:  # checked here because clipping divides by it
         raise FederatedError("its weights did not change at all. Raise learning_rate or local_epochs.")
     metrics = _reply_metrics(client, result, moved, time.perf_counter() - begun)
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -129,10 +141,11 @@ def _reply_metrics(client: int, result: LocalResult, moved: float, seconds: floa
 
 
 def make_client_app(model, datasets: Mapping[int, Sequence], config) -> ClientApp:
-    """The app that every client of a process runs: `train_client` with its own rows, and clipping where it is asked.
+    """Build the app that every client of a process runs: `train_client` on its own rows, and clipping if requested.
 
-    datasets: {client: training rows}; a client touches its own entry only. model: one instance that the clients of a
-    process use in turn. config: a TrainConfig.
+    model: one instance that the clients of a process use in turn.
+    datasets: {client: training rows}; a client reads its own entry only.
+    config: a TrainConfig.
     """
     app = ClientApp()
 
@@ -145,12 +158,17 @@ def make_client_app(model, datasets: Mapping[int, Sequence], config) -> ClientAp
 
 
 def serve_rounds(grid: Grid, config, strategy, initial_arrays: ArrayRecord, checkpoints: Checkpoints) -> None:
-    """`config.rounds` rounds of a strategy on a grid, a checkpoint before and after each.
+    """Run `config.rounds` rounds of a strategy on a grid, with a checkpoint before the first and after each.
 
-    initial_arrays: emptied after the first round, for they are as large as the model (not under "local", where the next
-    client starts from them too). Where the checkpoints hold rounds of an interrupted run, it goes on after the last
-    whole one, with the weights and the strategy's memory of that round; what follows has the bytes of an uninterrupted
-    run. At its end the checkpoints' model holds the last global weights.
+    grid: Flower's Grid with all clients.
+    config: a TrainConfig.
+    strategy: from `make_strategy`.
+    initial_arrays: the weights before round 1; emptied after it, except under "local".
+    checkpoints: where rounds are saved and measured. If they hold rounds of an interrupted run, training continues
+        after the last complete one, with its weights and the strategy's state; the result is identical, byte by byte,
+        to that of an uninterrupted run.
+
+    At the end, the model of `checkpoints` holds the last global weights. Raises FederatedError when a client fails.
     """
     made, arrays = checkpoints.done, initial_arrays
     if made is not None:
@@ -160,9 +178,10 @@ def serve_rounds(grid: Grid, config, strategy, initial_arrays: ArrayRecord, chec
     done = made or 0
 
     def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        server_round += done
+        server_round += done  # Flower counts from 0 in a continued run too
         if server_round == made:
-            return None  # it is saved and measured
+            return None  # Flower evaluates before its first round; this round is saved and measured already
+        # frees as much memory as the model; under "local", the next client starts from the same arrays
         if server_round > done and config.algorithm != "local":
             initial_arrays.clear()
         state = state_of(strategy) if 0 < server_round < config.rounds else None
@@ -179,7 +198,10 @@ def serve_rounds(grid: Grid, config, strategy, initial_arrays: ArrayRecord, chec
 
 
 def make_server_app(config, strategy, initial_arrays: ArrayRecord, checkpoints: Checkpoints) -> ServerApp:
-    """The app that the server runs: `serve_rounds`."""
+    """Build the app that the server runs.
+
+    config, strategy, initial_arrays, checkpoints: as for `serve_rounds`.
+    """
     app = ServerApp()
 
     @app.main()

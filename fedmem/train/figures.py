@@ -1,7 +1,8 @@
-"""Figures of one training: its course by round, perplexities and utility of each client before and after.
+"""Figures of one training: learning curves by round, perplexity and utility of each client before and after training.
 
-As in `fedmem.analyze.figures`: a tidy frame in, a Figure out, shares in 0 … 1 drawn in percent, what is undefined drawn
-as "n/a".
+As in `fedmem.analyze.figures`, each function takes a tidy frame and returns a Figure. Shares in 0 … 1 are drawn in
+percent and
+undefined values as "n/a".
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ UTILITY_COLOUR = COLOURS[2]
 
 @styled
 def learning_curves(curves: pd.DataFrame) -> Figure:
-    """Each measure of a training by round, a line for each client.
+    """Each measure of a training by round, with a line for each client.
 
-    curves: round, client, metric, value. Client −1 is all clients' data together (a central model, or the pooled
-    test). Above 12 clients they become thin grey lines with their mean. Without any curve the figure says so.
+    curves: columns round, client, metric, value. Client −1 is the data of all clients together (a central model, or the
+    pooled test). More than 12 clients are drawn as thin grey lines with their mean. If there are no curves, the figure
+    contains a sentence that says so.
     """
-    if curves.empty:  # an untrained model, and no test rows
+    if curves.empty:  # an untrained model without test rows
         figure = canvas(4.5, 0.6)
         figure.text(0.01, 0.5, "nothing was trained, and there are no rows to test on", va="center")
         return figure
-    if not curves.loc[curves["metric"] == "penalty", "value"].any():  # no proximal term: nothing to see
+    if not curves.loc[curves["metric"] == "penalty", "value"].any():  # no proximal term: the panel would be empty
         curves = curves[curves["metric"] != "penalty"]
     measures = [name for name in CURVES if (curves["metric"] == name).any()]
     measures += sorted(set(curves["metric"]) - set(measures))
-    columns = len(measures) if len(measures) <= 3 else 2
+    columns = len(measures) if len(measures) <= 3 else 2  # four measures make two rows of two panels
     lines = -(-len(measures) // columns)
     figure = canvas((3.4 if columns <= 2 else 2.7) * columns + 1.2, 2.6 * lines)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
@@ -63,11 +65,12 @@ def learning_curves(curves: pd.DataFrame) -> Figure:
 
 @styled
 def perplexity(table: pd.DataFrame) -> Figure:
-    """How well rows of each split are predicted before (open marks) and after training (filled), on a log scale.
+    """Perplexity of each split's rows before (open marks) and after training (filled marks), on a log scale.
 
-    table: the table of `utility.with_weighted_means`; its first and its last round are drawn, the clients' mean at the
+    table: the table of `utility.with_weighted_means`. Its first and its last round are drawn, the clients' mean at the
     right. The
-    factor below each is held-out ÷ training rows after the last round: above 1, the model knows what it saw.
+    factor below each client is the perplexity of held-out rows ÷ that of training rows after the last round: above 1,
+    the model predicts the rows that it was trained on better.
     """
     table = table[table["metric"] == "perplexity"]
     columns = _columns(table)
@@ -83,7 +86,8 @@ def perplexity(table: pd.DataFrame) -> Figure:
     _name_columns(axis, columns, ratios)
     low, high = table["value"].min(), table["value"].max()
     if low < high * 0.999 and np.isfinite(high):
-        axis.set_ylim(low / 1.25, high * 1.25)  # an untrained model's splits differ little, and shall look so
+        axis.set_ylim(low / 1.25, high * 1.25)  # an untrained model's splits differ little, and must look so
+    # On a range below one decade matplotlib labels minor ticks as 6 × 10⁰; plain numbers at 1, 2, 5 read better.
     axis.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
@@ -94,9 +98,9 @@ def perplexity(table: pd.DataFrame) -> Figure:
 
 @styled
 def utility(table: pd.DataFrame) -> Figure:
-    """Utility of each client's test rows before (open marks) and after training (filled), with the rows behind it.
+    """Utility of each client's test rows before (open marks) and after training (filled marks), with the row counts.
 
-    table: the table of `utility.with_weighted_means`; its first and its last round are drawn, the clients' mean at the
+    table: the table of `utility.with_weighted_means`. Its first and its last round are drawn, the clients' mean at the
     right.
     """
     table = table[table["metric"].isin(list(UTILITY_WORDS))]
@@ -108,6 +112,7 @@ def utility(table: pd.DataFrame) -> Figure:
         _before_and_after(axis, rows.assign(value=100 * rows["value"]), columns, 0, UTILITY_COLOUR, "o", "test rows")
         last = rows[rows["round"] == rows["round"].max()].set_index("client")
         _name_columns(axis, columns, last["n"].map("n = {}".format), len(metrics))
+        # fmax, not max: it ignores the NaN of a metric that no client has, and set_ylim refuses NaN
         top = np.fmax(5, 115 * rows["value"].max()) if metric == "rouge_l" else 103
         axis.set(ylabel=UTILITY_WORDS[metric], ylim=(0, top))
     _legend(figure, axes[0], table)
@@ -121,6 +126,7 @@ def _curve(axis: Axes, rows: pd.DataFrame) -> None:
     for place, client in enumerate(clients):
         look = {"color": "#b5b5b5", "linewidth": 0.7} if many else {"color": COLOURS[place % 10], "marker": "o"}
         label = ("a client" if place == 0 else None) if many else f"client {client}"
+        # there are ten colours: clients from 10 on repeat them, dashed
         dashes = "-" if place < 10 or many else "--"
         axis.plot(table.index, table[client], linestyle=dashes, markersize=3.5, label=label, **look)
     if many:
@@ -130,7 +136,7 @@ def _curve(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def _columns(table: pd.DataFrame) -> list[int]:
-    """The clients in order, and their mean at the end."""
+    """The ids of the clients in order, then POOLED if the table has a mean."""
     clients = sorted(set(table["client"]) - {POOLED})
     return [*clients, *([POOLED] if (table["client"] == POOLED).any() else [])]
 
@@ -138,7 +144,7 @@ def _columns(table: pd.DataFrame) -> list[int]:
 def _before_and_after(
     axis: Axes, rows: pd.DataFrame, columns: list[int], offset: float, colour: str, marker: str, words: str
 ) -> None:
-    """A mark for the first round, one for the last, and a line between them, for each column."""
+    """Draw a mark for the first round, a mark for the last one, and a line between them, for each column."""
     places = np.arange(len(columns)) + offset
     first, last = rows["round"].min(), rows["round"].max()
     values = rows.pivot(index="client", columns="round", values="value").reindex(columns)
@@ -146,7 +152,11 @@ def _before_and_after(
     if first != last:
         if len(columns) <= READABLE_CLIENTS:
             axis.vlines(places, values[first], values[last], color=colour, linewidth=0.8)
-        ring = {"markerfacecolor": "white", "markersize": size + 2.5, "clip_on": False}  # seen around an equal one, too
+        ring = {
+            "markerfacecolor": "white",
+            "markersize": size + 2.5,
+            "clip_on": False,
+        }  # larger: visible around an equal mark
         axis.plot(places, values[first], marker, color=colour, **ring)
     axis.plot(places, values[last], marker, color=colour, markersize=size, label=words, clip_on=False)
     for place in places[values[last].isna()]:
@@ -154,7 +164,7 @@ def _before_and_after(
 
 
 def _name_columns(axis: Axes, columns: list[int], words: pd.Series, panels: int = 1) -> None:
-    """Ticks: clients by number, the mean by name, and below each, where the panel has room for them, its `words`."""
+    """Set the ticks: clients by number, the mean by name, and below each its `words` if the panel has room for them."""
     clients = [client for client in columns if client != POOLED]
     places, names = client_ticks(clients, 0)
     if POOLED in columns:
@@ -162,7 +172,7 @@ def _name_columns(axis: Axes, columns: list[int], words: pd.Series, panels: int 
         free = places <= len(clients) - max(1, len(clients) / READABLE_CLIENTS)  # room for the word "mean"
         places = [*places[free], len(clients)]
         names = [*np.array(names)[free], "mean"]
-    if len(columns) * panels <= 11:
+    if len(columns) * panels <= 11:  # more labels of two lines would overlap
         names = [f"{name}\n{words[column]}" for name, column in zip(names, columns, strict=True)]
     axis.set_xticks(places, names)
     axis.set(xlabel="client", xlim=(-0.5, len(columns) - 0.5))

@@ -1,6 +1,6 @@
-"""What a training measures as it goes, and how far it came, so that an interrupted one can go on.
+"""Records what a training measures and which rounds are complete, so that an interrupted training can continue.
 
-In every table here `client` is a client's id, 0 … L − 1, or `POOLED` for the rows of all clients together.
+In every table here, `client` is a client's id, 0 … L − 1, or `POOLED` for the rows of all clients together.
 """
 
 import resource
@@ -13,10 +13,10 @@ CURVES = ["round", "client", "metric", "value", "examples", "tokens", "steps"]
 
 
 class History:
-    """Figures that the seeds determine, and, apart from them, seconds.
+    """Figures that the seeds determine, and, in a table of their own, seconds.
 
-    progress: where to keep them after each round (`Work.progress`); what an interrupted run kept there is taken up.
-    None keeps nothing.
+    progress: storage for them after each round (`Work.progress`), from which the records of an interrupted run are
+        restored; None: nothing is stored.
     """
 
     def __init__(self, progress=None):
@@ -29,18 +29,28 @@ class History:
     def add(
         self, server_round: int, client: int, values: Mapping[str, float], examples: int, tokens: int, steps: int = 0
     ) -> None:
-        """Note figures of one client in one round, by metric name; `steps` are optimizer steps."""
+        """Record figures of one client in one round.
+
+        server_round: 0 (before training) … rounds. client: its id, or POOLED. values: {metric: value}.
+        examples, tokens, steps: number of rows, predicted tokens and optimizer steps behind the values, >= 0.
+        """
+        # plain Python numbers: the records are stored as JSON
         counts = int(examples), int(tokens), int(steps)
         self._figures += [(int(server_round), int(client), name, float(v), *counts) for name, v in values.items()]
 
     def add_seconds(self, server_round: int, client: int, part: str, seconds: float) -> None:
-        """Note how long a part (train, checkpoint) took."""
+        """Record a duration.
+
+        server_round: 0 … rounds. client: its id, or POOLED. part: train or checkpoint. seconds: >= 0.
+        """
         self._seconds.append((int(server_round), int(client), part, float(seconds)))
 
     def keep(self, name: str, server_round: int, arrays: Mapping | None = None) -> None:
-        """Note that a federation's round is whole on disk: an interrupted run goes on after it.
+        """Record that a federation's round is complete on disk: an interrupted run continues after it.
 
-        name: of the federation's folder of rounds. arrays: what its strategy must remember, numpy arrays by name.
+        name: name of the federation's folder of rounds.
+        server_round: number of the round, 0 … rounds.
+        arrays: the state of its strategy, {name: numpy array}; None: it has none.
         """
         self.rounds[name] = server_round
         if self.progress is not None:
@@ -48,32 +58,34 @@ class History:
             self.progress.keep(value, arrays)
 
     def forget(self) -> None:
-        """Have nobody take up what was kept."""
+        """Delete the stored records, so that no run continues from them."""
         if self.progress is not None:
             self.progress.forget()
 
     def kept_arrays(self) -> dict:
-        """What the strategy of an interrupted run had to remember, numpy arrays by name."""
+        """Return the state of an interrupted run's strategy, {name: numpy array}; empty without one."""
         return self.progress.arrays() if self.progress is not None else {}
 
     def curves(self) -> pd.DataFrame:
-        """DataFrame (round, client, metric, value, examples, tokens, steps), one row a figure.
+        """Return a DataFrame (round, client, metric, value, examples, tokens, steps), one row per figure.
 
         metric: train_loss (nats per predicted token, mean over the round's steps, without the penalty), penalty
         (mean of (μ/2)·‖w − w_t‖² over the steps), drift (‖w − w_t‖ at the client's end, before any clipping),
         test_loss (nats per predicted token of the global model after the round; round 0 is before training).
         """
+        # a stable sort: figures with equal keys keep the order in which they were recorded
         return pd.DataFrame(self._figures, columns=CURVES).sort_values(
             ["round", "client", "metric"], kind="stable", ignore_index=True
         )
 
     def seconds(self) -> pd.DataFrame:
-        """DataFrame (round, client, part, seconds)."""
+        """Return a DataFrame (round, client, part, seconds), one row per record."""
         return pd.DataFrame(self._seconds, columns=["round", "client", "part", "seconds"])
 
     def costs(self) -> pd.DataFrame:
-        """DataFrame, one row: seconds of training and of checkpoints (with their test losses), trained tokens a second,
-        highest memory of this process and of the GPU in MiB (NaN where there is none)."""
+        """Return a DataFrame of one row: seconds of training and of checkpoints (with their test losses), tokens
+        trained per second, peak memory of this process and of the GPU in MiB (NaN without a GPU).
+        """
         curves, parts = self.curves(), self.seconds().groupby("part")["seconds"].sum()
         trained, spent = curves.loc[curves["metric"] == "train_loss", "tokens"].sum(), parts.get("train", 0.0)
         on_gpu = torch.cuda.is_available()
@@ -82,7 +94,7 @@ class History:
                 "seconds_training": [spent],
                 "seconds_checkpoints": [parts.get("checkpoint", 0.0)],
                 "tokens_per_second": [trained / spent if spent else float("nan")],
-                "host_mib": [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024],  # Linux counts in KiB
+                "host_mib": [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024],  # ru_maxrss is in KiB on Linux
                 "gpu_mib": [torch.cuda.max_memory_allocated() / 2**20 if on_gpu else float("nan")],
             }
         ).round(1)

@@ -1,9 +1,9 @@
 """Flower's Grid inside one process: clients train one after another, in order, without Ray and without a network.
 
-The same ServerApp, ClientApp and strategies that a real federation runs are driven here by plain calls. What fedmem
-uses of Flower is imported in this file, because its telemetry must be switched off before the first import
-and because two imports are private (`Run` and `TaskIdentity`; flwr is pinned for their sake). It knows nothing of
-models, training or strategies.
+It runs the same ServerApp, ClientApp and strategies as a deployed federation, by plain calls. All imports of Flower in
+fedmem are in this file, because its telemetry must be disabled before the first import and because two imports are
+private (`Run` and `TaskIdentity`; flwr is pinned for them). This module does not depend on models, training or
+strategies.
 """
 
 import os
@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+# set before the imports below: telemetry is decided when flwr is imported
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ.setdefault("FLWR_HOME", str(Path(tempfile.gettempdir()) / "fedmem-flower"))  # else ~/.flwr
 
@@ -48,31 +49,37 @@ SERVER_NODE = 1_000_000_000  # any id that no client has
 
 
 class FederatedError(RuntimeError):
-    """A federated run that must not go on; the message names the client and the round."""
+    """A federated run cannot continue; the message names the client and the round."""
 
 
 def named(client: int) -> str:
-    """A client in words; a negative id stands for the rows of all clients as those of one."""
+    """Describe a client for messages; a negative id means the pooled rows of all clients."""
     return f"client {client}" if client >= 0 else "all clients' rows as one client"
 
 
 def clipping(message: Message, context: Context, call_next) -> Message:
-    """A mod for `@app.train(mods=[clipping])`: Flower's fixed clipping of the update, where the server asks for it.
+    """Clip the client's update if the server requests it; a mod for `@app.train(mods=[clipping])`.
 
-    The update w − w_t is scaled to the norm that the server sent, if it is larger (McMahan et al. 2018, "FlatClip").
+    An update w − w_t with a norm above the one that the server sent is scaled down to it (McMahan et al. 2018,
+    "FlatClip"), by Flower's fixed clipping.
+    message: the server's; clipping is requested by `clipping_norm` in one of its config records.
+    context: the client's. call_next: the app or the next mod, (message, context) -> reply.
     """
     asked = any("clipping_norm" in config for config in message.content.config_records.values())
     return fixedclipping_mod(message, context, call_next) if asked else call_next(message, context)
 
 
 class InProcessGrid(Grid):
-    """One node per client, node id = client id. A message is answered when its answer is asked for, in client order.
+    """A grid with one node per client, node id = client id, that answers messages lazily, in client order.
 
-    So at no time does more than one answer have to exist, if whoever asks lets go of the one before.
+    A client trains when its answer is requested, so only one answer, as large as the model, exists at a time if the
+    caller drops the one before.
 
-    client_app: what every client runs; it finds its id in `context.node_config["partition-id"]`.
-    clients: their ids, at least one. rounds: for the length of the progress bar; None shows no bar.
-    A client that raises stops the run with a FederatedError whose cause is the client's own exception.
+    client_app: the app of every client; it finds its id in `context.node_config["partition-id"]`.
+    clients: ids of the clients, at least one.
+    rounds: number of rounds, >= 1, for the progress bar; None: no bar.
+
+    A client that raises stops the run with a FederatedError whose cause is the client's exception.
     """
 
     def __init__(self, client_app: ClientApp, clients: Iterable[int], rounds: int | None = None):
@@ -92,6 +99,7 @@ class InProcessGrid(Grid):
 
     def serve(self, server_app: ServerApp) -> None:
         """Run a ServerApp to its end on this grid."""
+        # again: another grid of this process may have set its own identity since
         self.set_run(self._run)
         context = Context(run_id=RUN_ID, node_id=SERVER_NODE, node_config={}, state=RecordDict(), run_config={})
         total = self.rounds and self.rounds * len(self.contexts)
@@ -102,7 +110,8 @@ class InProcessGrid(Grid):
         self.bar = None
 
     def set_run(self, run: Run) -> None:
-        """Say who sends: Flower refuses to build a Message in a process that has no identity."""
+        """Set the run and the sender of messages."""
+        # Flower refuses to build a Message in a process without an identity
         self._run = run
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run.run_id, SERVER_NODE, 1
 
@@ -114,25 +123,30 @@ class InProcessGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message from the server to one client."""
+        """Create a message from the server to one client.
+
+        content: its records. message_type: Flower's type, such as "train". dst_node_id: the client's id.
+        group_id: the round, as Flower writes it. ttl: seconds until it expires; None: Flower's default.
+        """
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All clients: they are always there."""
+        """Return the ids of all clients, which are always connected."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take messages to be answered; return their ids, in client order."""
+        """Accept messages and return their ids, in client order."""
+        # sorted: strategies sample clients in random order, and floating-point sums depend on the order of answers
         return [self._take(message) for message in sorted(messages, key=lambda m: m.metadata.dst_node_id)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """The answers to messages, one after another: each client trains when its answer is asked for, once."""
+        """Yield the answers to messages one by one: each client trains once, when its answer is requested."""
         for message_id in message_ids:
             if message_id in self.waiting:
                 yield self._answer(self.waiting.pop(message_id))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Push and pull. `timeout` has no meaning here: a call ends when the client has answered."""
+        """Push messages and yield their answers; `timeout` is ignored, because a call ends with the client's answer."""
         return self.pull_messages(self.push_messages(messages))
 
     def _take(self, message: Message) -> str:
@@ -145,7 +159,8 @@ class InProcessGrid(Grid):
         client = message.metadata.dst_node_id
         server_round = message.content["config"].get("server-round", "?") if message.has_content() else "?"
         if self.bar is not None and not self.bar.n and server_round != "?":
-            self.bar.update((server_round - 1) * len(self.contexts))  # rounds that an interrupted run made
+            self.bar.update((server_round - 1) * len(self.contexts))  # rounds that an interrupted run has completed
+        # raised instead of sent as an error reply: Flower's strategies would average the other clients' answers
         try:
             reply = self.client_app(message, self.contexts[client])
         except Exception as error:

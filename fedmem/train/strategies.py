@@ -275,6 +275,7 @@ def _client(reply: Message) -> int:
     return -2 if reply.has_error() else reply.content["metrics"]["client"]
 
 
+# the weighted mean of FedAvg, on which most strategies build
 MEAN = "Σ_j n_j · w_j ∕ Σ_j n_j"
 
 FORMULAS = {
@@ -310,6 +311,7 @@ FORMULAS = {
         "w_{t+1} = w_t − Σ_j Δ_j ∕ Σ_j h_j",
     ],
 } | {
+    # the adaptive strategies of Reddi et al. (2021); their d has the opposite sign of FedAvgM's
     name: [
         f"d = {MEAN} − w_t",
         "m_{t+1} = d" if name == "FedAdagrad" else "m_{t+1} = beta_1 · m_t + (1 − beta_1) · d",
@@ -328,12 +330,14 @@ FORMULAS = {
 
 
 def describe(config) -> str:
-    """Markdown: the formulas of `config.algorithm` as a quotation, and what its letters are in this run.
+    """Return Markdown with the formulas of `config.algorithm` as a quotation, and the values of their symbols.
 
-    config: a TrainConfig. In a round t, w_t is what every client starts from, w_j what client j makes of it, n_j the
-    rows it used; t counts from 0. Raises FederatedError for strategy_options that the algorithm does not have.
+    config: a TrainConfig. In round t, counted from 0, w_t are the weights that every client starts from, w_j the
+    weights of client j after local training, and n_j the number of rows it used. Raises FederatedError when
+    strategy_options contains an option that the algorithm does not have.
     """
     lines, noisy = list(FORMULAS[config.algorithm]), _clips(config)
+    # clipping comes before the aggregation, which is the last line; noise comes after it
     if noisy:
         lines.insert(-1, f"w_j ← w_t + (w_j − w_t) · min(1, C ∕ ‖w_j − w_t‖)   ({CLIPPING})")
         lines.append(f"w_{{t+1}} ← w_{{t+1}} + N(0, σ²), σ = z · C ∕ L   ({CLIPPING})")
@@ -351,6 +355,7 @@ def _settings(config) -> list[str]:
     settings = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((config.rounds, "round"), work)]
     if config.algorithm == "fedprox":
         settings.append(f"μ = {config.proximal_mu:g}")
+    # options that are not set take part in the formulas with the strategy's own defaults
     if config.algorithm not in ("central", "local"):
         defaults = {name: p.default for name, p in options_of(config.algorithm).items() if p.default is not p.empty}
         settings += [f"{name} = {value}" for name, value in (defaults | config.strategy_options).items()]
@@ -358,4 +363,5 @@ def _settings(config) -> list[str]:
 
 
 def _clips(config) -> bool:
+    # central and local have a single client per federation, and are not clipped
     return config.update_clip is not None and config.algorithm not in ("none", "central", "local")

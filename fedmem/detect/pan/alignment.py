@@ -1,10 +1,11 @@
-"""Decides whether one text reproduces another: the PAN text-alignment detector, settings and quirks included.
+"""Decides whether one text reproduces another: the PAN text-alignment detector, including its settings and quirks.
 
-Sanchez-Perez, Gelbukh and Sidorov (CLEF 2014, CLEF 2015), as adapted for text that language models write by Lee et al.
-(WWW 2023), here called the reference. Its quirks decide verdicts and are kept; each is a comment with its number, from
-Q1 to Q24, at the place where it acts. Three leave no trace here: a second run on the same object would differ (Q11,
-settings are never written here), defaults shared between calls (Q13), and two branches that cannot be reached (Q22).
-Not symmetric: the suspicious text is the training suffix, the source is the continuation.
+The method is that of Sanchez-Perez, Gelbukh and Sidorov (CLEF 2014, CLEF 2015), as adapted by Lee et al. (WWW 2023) to
+text written by language models; their code is called the reference. Its quirks affect verdicts and are kept. Each has a
+number from Q1 to Q24 in a comment at the place where it applies. Three have no counterpart in this code: a second run
+on the same object gives another result (Q11; here settings are never written), defaults are shared between calls (Q13),
+and two branches are unreachable (Q22).
+The comparison is not symmetric: the suspicious text is the training suffix, the source is the continuation.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from fedmem.detect.pan.splitting import Span
 from fedmem.detect.pan.verbatim import common_runs
 
 Detection = tuple[Span, Span]
-SUMMARY_FACTOR = 3  # a summary's source side is at least so many times as long
+SUMMARY_FACTOR = 3  # the source side of a summary is at least this many times as long as its suspicious side
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """What one text has of another.
+    """The passages of one text that another text reproduces.
 
     detections: ((start, end) in the suspicious text, (start, end) in the source), in the detector's order and with
       the detector's offsets.
-    places: the same on the original texts; different only after letters such as İ, whose lower case is longer (Q20).
-    verbatim, summary: what the detections are, if one of the two; at most one is True.
+    places: the same with offsets of the original texts. They differ only after letters such as İ, whose lower case is
+      longer (Q20).
+    verbatim, summary: whether the detections are verbatim runs or a summary; at most one is True.
     """
 
     detections: list[Detection]
@@ -53,9 +55,13 @@ NOTHING = Alignment([], [])
 
 
 def align(suspicious: str, source: str, settings: AlignmentSettings | None = None) -> Alignment:
-    """Align a training suffix (`suspicious`) with a continuation (`source`).
+    """Align a training suffix with a continuation and return the Alignment.
 
-    Any two strings do; no text of the pair is kept. For many pairs of the same texts use `find_matches`.
+    suspicious: the training suffix, any string. source: the continuation, any string.
+    settings: the detector's settings (default: those of the federated-learning study).
+
+    Nothing is cached between calls. For many pairs of the same texts use `find_matches`, which prepares a text once.
+    Raises DetectorError when NLTK or its sentence model is not installed.
     """
     prepared = Prepared(settings or AlignmentSettings())
     return align_prepared(prepared.text(suspicious), prepared.text(source), prepared)
@@ -64,10 +70,11 @@ def align(suspicious: str, source: str, settings: AlignmentSettings | None = Non
 def align_prepared(
     suspicious: PreparedText, source: PreparedText, prepared: Prepared, similar: Sequence[Seed] | None = None
 ) -> Alignment:
-    """Align two prepared texts.
+    """Align two prepared texts and return the Alignment.
 
-    prepared: holds the settings and the fragments' words.
-    similar: the unit pairs above the Dice threshold where they are known already (see `screening`).
+    suspicious, source: the prepared suffix and the prepared continuation.
+    prepared: the settings and the cache of fragments' words.
+    similar: the unit pairs above the Dice threshold, if they are known already (see `screening`); None computes them.
     """
     settings = prepared.settings
     if similar is None:
@@ -78,16 +85,19 @@ def align_prepared(
 
 
 def judge(pair: Pair, seeds: list[Seed], prepared: Prepared) -> Alignment:
-    """Verdict on a pair from its seeds: verbatim runs before a summary before whatever cases there are."""
+    """The alignment of a pair from its seeds: verbatim runs if any, else a summary, else the plain cases.
+
+    pair: the two texts with their settings. seeds: unit pairs, at least one. prepared: the cache of fragments' words.
+    """
     settings = pair.settings
     cases = find_cases(pair, seeds, settings.suspicious_gap, settings.source_gap)
     if settings.find_verbatim:
         detections, places = _verbatim(pair, cases, prepared)
-        if detections:  # quirk Q14: cases without a run vanish as soon as one case has one
+        if detections:  # quirk Q14: cases without a run are dropped as soon as one case has a run
             return Alignment(detections, places, verbatim=True)
     extents = [_extents(pair, case) for case in cases]
     if settings.find_summary:
-        # quirk Q5: the summary gap of the source serves both sides
+        # quirk Q5: the source's summary gap is used for both sides
         wide = [_extents(pair, c) for c in find_cases(pair, seeds, settings.summary_gap, settings.summary_gap)]
         if _is_summary(wide):
             return Alignment(wide, wide, summary=True)
@@ -101,8 +111,8 @@ def _extents(pair: Pair, case: Case) -> Detection:
 def _verbatim(pair: Pair, cases: list[Case], prepared: Prepared) -> tuple[list[Detection], list[Detection]]:
     detections, places = [], []
     for case in cases:
-        suspicious, source = _extents(pair, case)
-        # quirk Q21: the texts as they are, while the bags saw a space in place of each U+0000
+        suspicious, source = _extents(pair, case)  # runs are searched within a case, so none crosses its border
+        # quirk Q21: these are the original texts, whereas the bags were made with a space in place of each U+0000
         words = prepared.words(pair.suspicious.text[slice(*suspicious)])
         others = prepared.words(pair.source.text[slice(*source)])
         for run in common_runs(words, others, pair.settings.min_verbatim_chars):
@@ -112,7 +122,7 @@ def _verbatim(pair: Pair, cases: list[Case], prepared: Prepared) -> tuple[list[D
 
 
 def _is_summary(detections: list[Detection]) -> bool:
-    """Quirk Q10: only a source longer than the suspicious text counts, never the other way round."""
+    """Quirk Q10: only a longer source counts as a summary, not a longer suspicious text."""
     suspicious = sum(end - start for (start, end), _ in detections)
     source = sum(end - start for _, (start, end) in detections)
     return source != 0 and source >= SUMMARY_FACTOR * suspicious

@@ -20,11 +20,12 @@ from fedmem.display.private_text import masked, side_by_side
 
 @dataclass(frozen=True)
 class Explanation:
-    """One pair's steps, in the detector's order; offsets are characters of the texts.
+    """The steps of one pair's alignment, in the detector's order; offsets are characters of the texts.
 
     sentences: side, sentence, start, end, text. units: side, unit, start, end (the detector's), words, text.
     seeds: suspicious_unit, source_unit, cosine, dice. cases: search (gap | summary_gap), first and last unit and first
-    and last character on both sides, cosine. html: the texts side by side, the verdict as caption.
+    and last character on both sides, cosine. alignment: the result, as `align` returns it. html: the texts side by
+    side, with the verdict as caption.
     """
 
     sentences: pd.DataFrame
@@ -41,7 +42,12 @@ class Explanation:
 def explain(
     suspicious: str, source: str, settings: AlignmentSettings | None = None, show_text: bool = False
 ) -> Explanation:
-    """Align a suffix with a continuation, as `align` does, and keep the steps; text is masked unless `show_text`."""
+    """Align a suffix with a continuation, as `align` does, and return the steps.
+
+    suspicious: the training suffix. source: the continuation. settings: the detector's settings (default: the study's).
+    show_text: whether the tables and the HTML show the text (default: masked).
+    Raises DetectorError when NLTK or its sentence model is not installed.
+    """
     settings = settings or AlignmentSettings()
     prepared = Prepared(settings)
     pair = Pair(prepared.text(suspicious), prepared.text(source), settings)
@@ -66,7 +72,7 @@ def _sentences(side: str, text: PreparedText, show_text: bool) -> pd.DataFrame:
 def _units(side: str, text: PreparedText, show_text: bool) -> pd.DataFrame:
     rows = []
     for i, unit in enumerate(text.units):
-        start, end = text.extent(i, i)
+        start, end = text.extent(i, i)  # the detector's extent, which may end too early (quirk Q2b)
         rows.append((side, i, start, end, sum(unit.bag.values()), masked(text.text[start:end], show_text)))
     return pd.DataFrame(rows, columns=["side", "unit", "start", "end", "words", "text"])
 

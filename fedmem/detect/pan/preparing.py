@@ -1,8 +1,8 @@
-"""What the detector needs of one text, computed once however many pairs the text is in.
+"""Prepares one text for the detector, once for all pairs that contain it.
 
-A text becomes units (sentences, the short ones merged forward), each with a bag of stems; a fragment of it becomes
-words with their places. Neither depends on the other text of a pair: weights do, and live in `seeding`.
-Sanchez-Perez, Gelbukh and Sidorov (CLEF 2014), section "Preprocessing", as adapted by Lee et al. (WWW 2023).
+A text becomes units (sentences, of which short ones are merged forward), each with a bag of stems; a fragment becomes
+words with their places. Neither depends on the other text of a pair; weights do and are computed in `seeding`.
+Source: Sanchez-Perez, Gelbukh and Sidorov (CLEF 2014), section "Preprocessing", as adapted by Lee et al. (WWW 2023).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreparedText:
-    """A text, its sentences, its merged units, and in how many sentences each stem occurs."""
+    """A text, its sentences, its merged units, and for each stem the number of sentences with it."""
 
     text: str
     sentences: list[Span]
@@ -37,15 +37,15 @@ class PreparedText:
     frequency: Bag
 
     def extent(self, first: int, last: int) -> Span:
-        """Characters from unit `first` to the end of unit `last`, as the detector measures them (quirk Q2b)."""
+        """The characters from unit `first` to the end of unit `last`, as the detector measures them (quirk Q2b)."""
         unit = self.units[last]
         return self.units[first].start, unit.start + unit.length
 
 
 class Words(NamedTuple):
-    """The words of a fragment: their texts, their places as the detector counts them, and on the fragment itself.
+    """The words of a fragment: tokens, their places by the detector's count, and their places in the fragment itself.
 
-    The two differ only after a letter that lower-cases to two characters (quirk Q20).
+    The two differ only after a letter whose lower case has two characters (quirk Q20).
     """
 
     tokens: list[str]
@@ -55,12 +55,12 @@ class Words(NamedTuple):
 
 def prepare(text: str, settings: AlignmentSettings) -> PreparedText:
     """Split, tokenise, stem and merge one text (sections "sentences" and "merging")."""
-    clean = text.replace("\0", " ")
+    clean = text.replace("\0", " ")  # quirk Q21: only here, while the verbatim test sees the original text
     sentences = split_sentences(clean)
     units, frequency = [], {}
     for start, end in sentences:
         bag = _bag(clean[start:end], settings.stem_stop_words)
-        if not bag:  # a sentence without a counted word is no unit at all, but may lie inside a case
+        if not bag:  # a sentence without a counted word is not a unit, but may lie inside a case
             continue
         units.append(Unit(start, end - start, bag))
         for word in bag:
@@ -73,9 +73,9 @@ def prepare(text: str, settings: AlignmentSettings) -> PreparedText:
 
 
 def words_of(fragment: str) -> Words:
-    """Words of a fragment, which is split afresh rather than by the sentences of its text (quirk Q8).
+    """The words of a fragment, which is split again instead of using the sentences of its text (quirk Q8).
 
-    The first word of a sentence is stretched to the sentence's start, the last one so far to its end (quirk Q7).
+    The first word of a sentence is extended to the sentence's start, the last word so far to its end (quirk Q7).
     """
     words = Words([], [], [])
     for start, end in split_sentences(fragment):
@@ -84,6 +84,7 @@ def words_of(fragment: str) -> Words:
         back = _way_back(sentence, lowered)
         position, first = 0, len(words.tokens)
         for token in filter(is_word, split_words(lowered)):
+            # searched from the end of the previous word, because the tokenizer gives no places
             position = lowered.index(token, position)
             stop = position + len(token)
             words.tokens.append(token)
@@ -99,9 +100,10 @@ def words_of(fragment: str) -> Words:
 
 
 class Prepared:
-    """Prepared texts and fragments by their text, the least recently used forgotten beyond a bound.
+    """A cache of prepared texts and fragments, which drops the least recently used ones.
 
-    capacity: texts kept, and as many fragments; about 10 kB each per 100 words.
+    settings: the detector's settings, on which the prepared texts depend.
+    capacity: number of texts kept, and of fragments; each takes about 10 kB per 100 words.
     """
 
     def __init__(self, settings: AlignmentSettings, capacity: int = 4096):
@@ -134,7 +136,7 @@ def _bag(sentence: str, stem_stop_words: bool) -> Bag:
     bag: Bag = {}
     for token in split_words(sentence.lower()):
         if counted(token):
-            # quirk Q4: the setting called "remove stop words" removes none, it only leaves them unstemmed
+            # quirk Q4: the setting named "remove stop words" does not remove any; it only leaves them unstemmed
             key = stem(token) if stem_stop_words or token not in stop_words() else token
             bag[key] = bag.get(key, 0) + 1
     return bag
@@ -149,6 +151,7 @@ def _merge_short(units: list[Unit], frequency: Bag, min_words: int) -> list[Unit
     merged: list[Unit] = []
     pending: Unit | None = None
     for unit in units:
+        # a merged unit may still be short and is then merged into the next one
         unit = unit if pending is None else _joined(pending, unit, frequency)
         pending = unit if _words(unit) < min_words else None
         if pending is None:
@@ -160,14 +163,14 @@ def _joined(short: Unit, unit: Unit, frequency: Bag) -> Unit:
     bag = dict(unit.bag)  # the later unit's stems keep their order and come first
     for key, count in short.bag.items():
         if key in bag:
-            frequency[key] -= 1  # quirk Q2c: one sentence less holds this stem
+            frequency[key] -= 1  # quirk Q2c: the number of sentences with this stem falls by one
         bag[key] = bag.get(key, 0) + count
     # quirk Q2b: the characters between the two are not counted, so the unit ends too early
     return Unit(short.start, short.length + unit.length, bag)
 
 
 def _way_back(sentence: str, lowered: str):
-    """For every character of `lowered` the index of the character of `sentence` that it comes from."""
+    """For each character of `lowered`, the index of its character in `sentence`."""
     if len(sentence) == len(lowered):
-        return range(len(sentence))
+        return range(len(sentence))  # nearly always; a list would take a step per character
     return [i for i, character in enumerate(sentence) for _ in character.lower()]

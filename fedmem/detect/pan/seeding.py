@@ -29,14 +29,17 @@ Seed = tuple[int, int]  # (unit of the suspicious text, unit of the source)
 
 
 class Weighted(NamedTuple):
-    """A bag with weights in place of counts, in the same order, and its Euclidean norm."""
+    """A bag with weights instead of counts, in the same order, and its Euclidean norm."""
 
     weights: dict[str, float]
     norm: float
 
 
 class Pair:
-    """Two prepared texts with their joint weights and the cosines of their units, each computed once."""
+    """Two prepared texts with their joint weights and the cosines of their units, each computed once.
+
+    suspicious: the prepared suffix. source: the prepared continuation. settings: the detector's settings.
+    """
 
     def __init__(self, suspicious: PreparedText, source: PreparedText, settings: AlignmentSettings):
         self.suspicious, self.source, self.settings = suspicious, source, settings
@@ -46,14 +49,19 @@ class Pair:
         self._cosines: dict[Seed, float] = {}
 
     def cosine(self, s: int, r: int) -> float:
-        """Cosine of suspicious unit `s` and source unit `r`, 0..1."""
+        """The cosine of suspicious unit `s` and source unit `r`, 0..1."""
         known = self._cosines.get((s, r))
         if known is None:
             known = self._cosines[s, r] = cosine(self._unit(True, s), self._unit(False, r))
         return known
 
     def fragment_cosine(self, first_s: int, last_s: int, first_r: int, last_r: int) -> float:
-        """Cosine of all source units first_r..last_r together with all suspicious units first_s..last_s."""
+        """The cosine, 0..1, of two fragments: suspicious units first_s..last_s and source units first_r..last_r.
+
+        first_s, last_s, first_r, last_r: numbers of units, the last ones included. A fragment's weights are the sums of
+        its units' weights.
+        """
+        # the source comes first: the order of the factors fixes the order of the sum
         return cosine(self._fragment(False, first_r, last_r), self._fragment(True, first_s, last_s))
 
     def _unit(self, suspicious: bool, index: int) -> Weighted:
@@ -67,7 +75,7 @@ class Pair:
         if not self.settings.tf_idf:
             return weighted(dict(bag))
         in_suspicious, in_source, units = self.suspicious.frequency.get, self.source.frequency.get, self._units
-        # quirk Q1: no smoothing, so with one unit on each side every shared stem weighs 0
+        # quirk Q1: no smoothing, so with one unit on each side every shared stem has weight 0
         return weighted({t: n * _idf(units, in_source(t, 0) + in_suspicious(t, 0)) for t, n in bag.items()})
 
     def _fragment(self, suspicious: bool, first: int, last: int) -> Weighted:
@@ -81,21 +89,21 @@ class Pair:
         return self._fragments[key]
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=100_000)  # few distinct arguments, many calls
 def _idf(units: int, frequency: int) -> float:
     return log(units / frequency)
 
 
 def weighted(weights: dict[str, float]) -> Weighted:
-    """The weights with their norm."""
+    """The weights together with their norm."""
     squares = 0.0
-    for weight in weights.values():  # not sum(): from Python 3.12 on it no longer adds left to right
+    for weight in weights.values():  # not sum(), which from Python 3.12 on does not add from left to right
         squares += weight * weight
     return Weighted(weights, sqrt(squares))
 
 
 def cosine(x: Weighted, y: Weighted) -> float:
-    """Cosine of two weighted bags, summed in x's order; 0 where either has no weight."""
+    """The cosine of two weighted bags, summed in x's order; 0 if the norm of either is 0."""
     norms = x.norm * y.norm
     if norms == 0:
         return 0.0
@@ -107,23 +115,26 @@ def cosine(x: Weighted, y: Weighted) -> float:
 
 
 def dice(x: Bag, y: Bag) -> float:
-    """Dice coefficient of two bags' distinct stems, weightless ones included; 0 for two empty bags."""
+    """The Dice coefficient of two bags' distinct stems, including those of weight 0; 0 for two empty bags."""
     size = len(x) + len(y)
     return 2 * len(x.keys() & y.keys()) / size if size else 0.0
 
 
 def similar_units(suspicious: list[Unit], source: list[Unit], threshold: float) -> list[Seed]:
-    """All unit pairs whose Dice coefficient is above `threshold`: what a seed needs and no weight can change."""
+    """All unit pairs (suspicious, source) with a Dice coefficient above a threshold, a precondition for seeds.
+
+    suspicious, source: the units of the two texts. threshold: 0..1, exclusive.
+    """
     return [(s, r) for s, x in enumerate(suspicious) for r, y in enumerate(source) if dice(x.bag, y.bag) > threshold]
 
 
 def find_seeds(pair: Pair, similar: Iterable[Seed]) -> list[Seed]:
-    """Those of the `similar` unit pairs whose cosine, too, is above its threshold; order kept."""
+    """The `similar` unit pairs whose cosine is above its threshold as well, in the same order."""
     return [seed for seed in similar if pair.cosine(*seed) > pair.settings.seed_cosine]
 
 
 class UnitMatrix:
-    """The units of many texts as rows, their distinct stems as columns."""
+    """A sparse matrix with the units of many texts as rows and their distinct stems as columns."""
 
     def __init__(self, texts: list[PreparedText]):
         bags = [unit.bag for text in texts for unit in text.units]
@@ -131,16 +142,21 @@ class UnitMatrix:
         columns = [stems.setdefault(stem, len(stems)) for bag in bags for stem in bag]
         self._stems = stems
         self._sizes = np.array([len(bag) for bag in bags], dtype=np.int64)
+        # the row of each text's first unit; the last entry is the number of rows
         self._first = np.cumsum([0] + [len(text.units) for text in texts])
         ends = np.concatenate([[0], np.cumsum(self._sizes)])
-        ones = np.ones(len(columns), dtype=np.float32)  # float32 counts exactly far beyond any sentence
+        ones = np.ones(
+            len(columns), dtype=np.float32
+        )  # float32 represents counts exactly up to 2^24, more than any sentence has
         self._units = csr_matrix((ones, columns, ends), shape=(len(bags), len(stems)))
 
     def similar(self, rows: np.ndarray, source: PreparedText, threshold: float) -> dict[int, list[Seed]]:
-        """Unit pairs with a Dice coefficient above `threshold`, for those of the texts `rows` that have any.
+        """The unit pairs with a Dice coefficient above a threshold, by text.
 
-        rows: distinct positions in the list of texts. The key is the text's position, the value its pairs (unit of that
-        text, unit of `source`) in order.
+        rows: distinct positions in the list of texts, the texts to compare with `source`.
+        source: the continuation.
+        threshold: 0..1, exclusive.
+        Returns {position of a text: its pairs (unit of that text, unit of `source`) in order}, for texts with a pair.
         """
         counts = self._first[rows + 1] - self._first[rows]
         if not counts.sum() or not source.units:
@@ -149,14 +165,16 @@ class UnitMatrix:
         units = np.arange(counts.sum()) - np.repeat(offsets - self._first[rows], counts)
         shared = self._units[units] @ self._columns(source)
         sizes = self._sizes[units][:, None] + np.array([len(unit.bag) for unit in source.units])
+        # computed as `seeding.dice` does, to the same bits: a pair at the threshold must not differ
         hits, theirs = np.nonzero(2.0 * shared / sizes > threshold)
         owners = np.repeat(rows, counts)[hits]
         ours = units[hits] - self._first[owners]
         found = zip(owners.tolist(), ours.tolist(), theirs.tolist(), strict=True)
+        # nonzero() goes row by row, so the pairs of a text are adjacent and groupby needs no sorting
         return {row: [(s, r) for _, s, r in group] for row, group in groupby(found, key=lambda hit: hit[0])}
 
     def _columns(self, source: PreparedText) -> np.ndarray:
-        """The units of `source` as columns over this matrix's stems; stems that it lacks cannot be shared."""
+        """The units of `source` as columns over this matrix's stems; other stems cannot be shared and are dropped."""
         known = self._stems
         places = [(known[stem], r) for r, unit in enumerate(source.units) for stem in unit.bag if stem in known]
         columns = np.zeros((len(known), len(source.units)), dtype=np.float64)

@@ -1,10 +1,10 @@
-"""How a tiny base model is made from its recipe, and the script that makes the one that ships with the package.
+"""Builds a tiny base model from its recipe; as a script, it builds the model that ships with the package.
 
 `python -m fedmem.models.presets.pretraining tiny-qwen2` trains a byte-level BPE tokenizer and a model of about a
 million parameters on the
 public part of the synthetic corpus and writes both, with a manifest, into the package's data folder. A model comes
-pretrained because averaging clients that start from random weights forgets everything. This module knows nothing of
-clients, of private rows, or of what the model is used for.
+pretrained because averaging clients that start from random weights forgets everything. This module does not depend on
+clients or private rows.
 """
 
 import argparse
@@ -45,7 +45,7 @@ HEADER_TEMPLATE = (
     "{{ message['content'] }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-# As each family has them: GPT-2 has one token for all ends and no chat template; Llama and GPT-2 have none to pad with.
+# As in each family: GPT-2 has one token for all ends and no chat template; Llama and GPT-2 have no padding token.
 SPECIAL_TOKENS = {
     "qwen2": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     "llama": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -61,9 +61,10 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
 def build_tokenizer(recipe: Recipe, texts: list[str]):
-    """Train a byte-level BPE tokenizer with the special tokens and, where the family has one, the form of its template.
+    """Train a byte-level BPE tokenizer with the special tokens and the chat template (if any) of the recipe's family.
 
-    Each end of turn is the end-of-sequence token. qwen2: the pad token is another one, and nothing begins a sequence.
+    texts: what the merges are learnt from. The end-of-turn token is the end-of-sequence token. qwen2 has a separate
+    padding token and no beginning-of-sequence token.
     """
     special, roles = SPECIAL_TOKENS[recipe.architecture], ROLES[recipe.architecture]
     core = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -75,6 +76,7 @@ def build_tokenizer(recipe: Recipe, texts: list[str]):
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    # single-threaded enough: BPE training is deterministic, so the digest of the recipe identifies the vocabulary
     core.train_from_iterator(texts, trainer)
     settings = roles | {
         "unk_token": None,
@@ -85,6 +87,7 @@ def build_tokenizer(recipe: Recipe, texts: list[str]):
     if recipe.architecture == "llama":
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **settings)
     else:
+        # The family's own class, so that the saved folder loads through AutoTokenizer under the name of its family.
         learnt = json.loads(core.to_str())["model"]
         merges = [tuple(pair) for pair in learnt["merges"]]
         own_class = GPT2Tokenizer if recipe.architecture == "gpt2" else Qwen2Tokenizer
@@ -97,18 +100,18 @@ def random_model(seed: int = 0, recipe: Recipe | None = None):
     """Return an untrained model of the recipe's sizes (float32, evaluation mode) and its tokenizer."""
     recipe = replace(recipe or RECIPES["tiny-qwen2"], seed=seed)
     rows = public_texts(recipe.tokenizer_rows, recipe.seed).to_dict("records")
-    parts = ("user", "input", "instruction", "assistant", "output")  # a row's parts, and the template's two roles
+    parts = ("user", "input", "instruction", "assistant", "output")  # parts of a row, and the two roles of the template
     tokenizer = build_tokenizer(recipe, [row.get(part, part) for row in rows for part in parts])
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
         torch.manual_seed(recipe.seed)
         return AutoModelForCausalLM.from_config(configuration(recipe, tokenizer)).eval(), tokenizer
 
 
 def configuration(recipe: Recipe, tokenizer):
-    """The architecture's configuration; GPT-2 without its dropout, which a model this small cannot learn under."""
+    """The configuration of the recipe's architecture. GPT-2 has no dropout: a model this small cannot learn with it."""
     common = {
         "vocab_size": len(tokenizer),
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": True,  # most parameters of a model this small are its embeddings
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
@@ -135,10 +138,10 @@ def configuration(recipe: Recipe, tokenizer):
 
 
 def pretrain(recipe: Recipe, on_step: Callable[[int, int], None] | None = None):
-    """Follow a recipe: return the model, its tokenizer, and a record of the losses per step and the corpus' digest.
+    """Train a model by its recipe. Returns the model, its tokenizer, and {losses: one per step, corpus_sha256}.
 
-    In each part the learning rate rises over `warmup_steps`; in the first it then falls to zero linearly, in the
-    second it stays. `on_step(step, n_steps)` is called after each step.
+    In each part the learning rate rises over `warmup_steps`. Then it falls linearly to zero in the first part and stays
+    constant in the second. `on_step(step, n_steps)` is called after each step.
     """
     model, tokenizer = random_model(recipe.seed, recipe)
     rows = public_texts(recipe.steps * recipe.rows_per_step, recipe.seed)
@@ -165,7 +168,13 @@ def corpus_digest(rows: pd.DataFrame) -> str:
 
 
 def save(folder: Path, recipe: Recipe, model, tokenizer, record: dict) -> None:
-    """Write a preset's folder: bf16 safetensors, configuration, tokenizer, and `manifest.json` with the recipe."""
+    """Write a preset's folder: bf16 safetensors, configuration, tokenizer, and `manifest.json` with the recipe.
+
+    folder: where to write; it is made if it is missing.
+    recipe: the recipe that the model was trained by.
+    model, tokenizer: what `pretrain` returns; the model is converted to bf16 in place.
+    record: losses and corpus_sha256, as `pretrain` returns them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -184,9 +193,10 @@ def save(folder: Path, recipe: Recipe, model, tokenizer, record: dict) -> None:
 
 
 def build(name: str, folder: Path) -> None:
-    """Make a preset from its recipe in a folder, on one thread, with a bar: minutes, and the same bytes each time."""
+    """Train a preset by its recipe and write it into a folder. Takes minutes on one thread; the bytes are
+    reproducible."""
     recipe, threads = RECIPES[name], torch.get_num_threads()
-    torch.set_num_threads(1)  # the same bytes on a machine however many cores it has
+    torch.set_num_threads(1)  # the order of sums depends on the number of threads, and so would the bytes
     try:
         with tqdm(desc=name, unit="step", mininterval=5) as bar:
             model, tokenizer, record = pretrain(recipe, on_step=partial(_show, bar))
@@ -207,13 +217,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _plan(recipe: Recipe, items: list[dict]) -> Iterator[tuple[list[dict], float]]:
-    """Give each step's batch and learning rate."""
+    """Yield each step's batch and learning rate."""
     size, warmup = recipe.rows_per_step, recipe.warmup_steps
     for step in range(recipe.steps):
         share = min((step + 1) / warmup, (recipe.steps - step) / max(1, recipe.steps - warmup), 1)
         yield items[step * size : (step + 1) * size], share * recipe.learning_rate
     draw = random.Random(recipe.seed)
-    step = 0
+    step = 0  # the second part warms up again: the first one ended at a rate near zero
     for _ in range(recipe.rehearsals):
         order = draw.sample(range(recipe.rehearsed_rows), recipe.rehearsed_rows)
         for begin in range(0, len(order), size):

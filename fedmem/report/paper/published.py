@@ -1,8 +1,8 @@
 """The published figures, for comparison: Udsa et al., ACL 2026 short papers 56 (arXiv 2510.08750).
 
-Shares of prefixes in 0 … 1 (the paper gives percent), Qwen2.5-3B, FedAvg, top-k 40, prefix 30, 3 rounds unless said;
-no intervals were published. Another model, corpus or detector setting gives other figures: they are beside ours for
-their order and direction, not to be met.
+Shares of prefixes in 0 … 1 (the paper gives percent). Unless noted otherwise: Qwen2.5-3B, FedAvg, top-k 40, prefixes of
+30 tokens, 3 rounds. No intervals were published. Another model, corpus or detector setting gives other figures, so only
+order and direction can be compared, not the exact values.
 """
 
 from __future__ import annotations
@@ -52,19 +52,21 @@ def main_figures() -> pd.DataFrame:
 
 
 def ablations() -> pd.DataFrame:
-    """One parameter changed at a time: task, parameter, setting, metric (mr_intra | mr_inter), value."""
+    """The ablations of one parameter each: task, parameter, setting, metric (mr_intra | mr_inter), value."""
     rows = []
     for metric, figures in (("mr_intra", _INTRA), ("mr_inter", _INTER)):
         for (parameter, setting), values in figures.items():
+            # not strict: the tuples leave out the tasks without a published figure, from the end of _TASKS
             rows += [(t, parameter, setting, metric, v / 100) for t, v in zip(_TASKS, values, strict=False)]
     return pd.DataFrame(rows, columns=["task", "parameter", "setting", "metric", "value"])
 
 
 def points(task: str, parameter: str) -> pd.DataFrame:
-    """What the paper measured for a task when it changed a parameter: setting, metric, value; empty where it did not.
+    """The paper's measurements of a task for one changed parameter: setting, metric, value; empty if there are none.
 
-    checkpoint_round is the paper's number of rounds.
+    task: summarization | dialog | qa | classification. parameter: a parameter's name, such as prefix_tokens.
     """
+    # a checkpoint after r rounds is the same model as a training of r rounds
     parameter = "rounds" if parameter == "checkpoint_round" else parameter
     table = ablations()
     chosen = table[(table["task"] == task) & (table["parameter"] == parameter)]

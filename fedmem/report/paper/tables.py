@@ -1,9 +1,9 @@
 """The published study's tables with a study's own figures beside them.
 
-A run is found by its parameters, never by its name: for each place of a table the run that is as the place says and
-otherwise as most runs of the study are; for a place in an ablation, one of a family of runs that differ in that
-parameter alone. A table exists where the study has a run for one of its places. Frames in, frames out; shares and
-utilities in 0 … 1.
+A run is found by its parameters, never by its name. For each cell of a table, this is the run that has the cell's
+parameters and otherwise agrees with most runs of the study. For a cell of an ablation, it is one of a family of runs
+that differ in that parameter only. A table exists if the study has a run for at least one of its cells. Shares and
+utilities are in 0 … 1.
 """
 
 from __future__ import annotations
@@ -34,31 +34,35 @@ MAIN = {  # figure: (metric of the summary, algorithm)
     "MR_intra": ("mr_intra", "fedavg"), "MR_inter": ("mr_inter", "fedavg"),
     "TotalCL": ("mr_total", "central"), "TotalFL": ("mr_total", "fedavg"),
 }  # fmt: skip
-ALIASES = {"main": "Qwen2.5-3B", "half": "Qwen2.5-1.5B", "quarter": "Qwen2.5-0.5B"}  # a base's, the paper's
+ALIASES = {"main": "Qwen2.5-3B", "half": "Qwen2.5-1.5B", "quarter": "Qwen2.5-0.5B"}  # of bases: the paper's models
 UTILITY = ("utility_rouge_l", "utility_accuracy")
 
 
 class Runs:
-    """The finished runs of a study, to be found by their parameters.
+    """The finished runs of a study, found by their parameters.
 
-    parameters: a row a run (index: its name), a column a parameter, as `studies.run_table` gives them.
+    parameters: one row for each run (index: its name), one column for each parameter, as `studies.run_table` returns.
     """
 
     def __init__(self, parameters: pd.DataFrame):
         self.parameters = parameters
         self._told = comparable_parameters(parameters)
+        # the most frequent value of each parameter: it decides between several runs that fit
         usual = self._told.mode().iloc[0] if len(self._told) else pd.Series(dtype=object)
         self._usual = (self._told == usual).sum(axis=1)
 
     def find(self, **wanted) -> str | None:
-        """The run with these parameters that is otherwise as most are; None without one."""
+        """The run with the `wanted` parameters that agrees with most runs in the others; None if there is no such run.
+
+        wanted: {parameter: value}.
+        """
         chosen = self._matching(wanted)
         return self._usual[chosen].idxmax() if len(chosen) else None
 
     def family(self, parameter: str, **wanted) -> dict:
-        """{setting: run} of runs with these parameters that differ in `parameter` alone.
+        """{setting: run} of the runs with the `wanted` parameters that differ only in `parameter`.
 
-        Of several such families the one of most settings, then the one that is otherwise as most runs are.
+        Of several such families, the one with the most settings; of equal ones, the one that agrees with most runs.
         """
         found = families(self._told.loc[self._matching(wanted)], parameter)
         best = max(found, key=lambda family: (len(family), self._usual[family].mean()), default=[])
@@ -72,11 +76,13 @@ class Runs:
 
 
 def tables(parameters: pd.DataFrame, summary: pd.DataFrame, utility: dict[str, dict[str, float]]) -> pd.DataFrame:
-    """Every figure of the paper's tables for which the study has a run: a row each, columns COLUMNS.
+    """The figures of the paper's tables, one row each, with the study's figure beside them: columns COLUMNS.
 
-    summary: `ratios.summary` with a column run; ours is paper counting. utility: {run: `utility.utility_of_run`}. ours
-    is NaN
-    where a table has the place and the study no run for it, or the run no such figure.
+    parameters: one row for each run (index: its name), one column for each parameter.
+    summary: the table of `ratios.summary` with a column run; `ours` is taken from paper counting.
+    utility: {run: {metric: value in 0 … 1}}, as `utility.utility_of_run` returns it.
+    Only tables with a run for one of their cells are returned. `ours` is NaN when the study has no run for a cell, or
+    the run has no such figure.
     """
     runs = Runs(parameters)
     values = summary[summary["counting"] == "paper"].set_index(["run", "metric"])[["value", "low", "high"]]
@@ -91,24 +97,28 @@ def tables(parameters: pd.DataFrame, summary: pd.DataFrame, utility: dict[str, d
 
 
 def shown(published: pd.DataFrame, table: str) -> pd.DataFrame:
-    """One of the tables as a page shows it, in percent: ours and the paper's in turn, and no row without ours.
+    """One table as a page shows it, in percent: ours beside the paper's; rows without a run of ours are left out.
 
-    The main table has a line a task and a column a figure; the others a line a setting and a column a task.
+    published: the table that `tables` returns. table: a key of TITLES.
+    The main table has one line for each task and one column for each figure; the others have one line for each setting
+    and one column for each task.
     """
     rows = published[published["table"] == table]
     across = "figure" if table == "main" else "task"
     down = "task" if table == "main" else "setting"
     long = rows.melt([down, across], ["ours", "paper"], var_name="whose")
     wide = long.assign(value=100 * long["value"]).pivot(index=down, columns=[across, "whose"], values="value")
+    # pivot sorts its labels; the paper's own order is restored
     order = pd.MultiIndex.from_product([dict.fromkeys(rows[across]), ["ours", "paper"]])
     lines = [line for line in dict.fromkeys(rows[down]) if rows.loc[rows[down] == line, "run"].notna().any()]
     return _rounded(wide.reindex(index=lines, columns=order).rename_axis(down))
 
 
 def dialog_matrix(parameters: pd.DataFrame, cells: dict[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """MR(j→k) of the study's federated dialog run of three clients, and the paper's, in percent; None without one.
+    """MR(j→k) of the study's FedAvg dialog run with three clients beside the paper's, in percent; None without a run.
 
-    cells: {run: `ratios.cells`}. Lines: prefix client; columns: ours and the paper's by suffix client.
+    parameters: one row for each run (index: its name). cells: {run: the table of `ratios.cells`}.
+    Lines: prefix client; columns: ours and the paper's by suffix client.
     """
     run = Runs(parameters).find(task="dialog", algorithm="fedavg", n_clients=3)
     if run is None:
@@ -123,7 +133,7 @@ def dialog_matrix(parameters: pd.DataFrame, cells: dict[str, pd.DataFrame]) -> p
 
 
 def comparable(parameters: pd.Series) -> bool:
-    """Whether a run has a corpus of the paper's kind and one of its models; detector and sizes may still differ."""
+    """Whether a run uses a hub corpus and one of the paper's models; detector settings and sizes may still differ."""
     return parameters["corpus"] == "hub" and Path(str(parameters["model"])).name in ALIASES.values()
 
 
@@ -132,9 +142,9 @@ def _rounded(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _main(runs: Runs) -> Iterator[tuple[str, str | None, str | None, dict]]:
-    """(table, metric of ours, run, place) of the main table."""
+    """(table, our metric, run, place) for each cell of the main table. Metric None: utility."""
     figures = paper_published.main_figures().set_index(["task", "metric", "algorithm"])["value"]
-    utility = paper_published.utility().set_index("task") / 100
+    utility = paper_published.utility().set_index("task") / 100  # published in percent
     for task in utility.index:
         place = {"task": task, "parameter": None, "setting": None}
         for figure, (metric, algorithm) in MAIN.items():
@@ -150,7 +160,7 @@ def _ablations(runs: Runs) -> Iterator[tuple[str, str, str | None, dict]]:
         ["parameter", "metric", "task"], sort=False
     ):
         found = settings(runs, parameter, task)
-        if rows["setting"].isin(list(found)).sum() < 2:  # one alone compares nothing
+        if rows["setting"].isin(list(found)).sum() < 2:  # a single setting gives no comparison
             continue
         for row in rows.to_dict("records"):
             place = {"task": task, "parameter": parameter, "setting": str(row["setting"])}
@@ -160,15 +170,21 @@ def _ablations(runs: Runs) -> Iterator[tuple[str, str, str | None, dict]]:
 
 
 def settings(runs: Runs, parameter: str, task: str) -> dict:
-    """{setting as the paper has it: run} of one ablation; a single run is none."""
+    """{setting as the paper writes it: run} of one ablation; {} when there are fewer than two settings.
+
+    runs: the study's runs. parameter: the changed parameter, as in `published.ablations`.
+    task: summarization | dialog | qa | classification.
+    """
     if parameter == "model":
         names = _models()
         chosen = runs.parameters[runs.parameters["task"] == task]["model"].unique()
+        # a model that no base names counts under its own name, so the paper's real models are found too
         found = {names.get(m, Path(m).name): runs.find(task=task, algorithm="fedavg", model=m) for m in chosen}
         found = {name: run for name, run in found.items() if name in ALIASES.values() and run is not None}
     elif parameter == "algorithm":
         found = runs.family(parameter, task=task)
     elif parameter == "rounds":
+        # checkpoints of one training and separate trainings both give a series over rounds
         both = (runs.family(name, task=task, algorithm="fedavg") for name in ("checkpoint_round", "rounds"))
         found = max(both, key=len)
     else:
@@ -177,14 +193,14 @@ def settings(runs: Runs, parameter: str, task: str) -> dict:
 
 
 def _models() -> dict[str, str]:
-    """{model: the paper's model in whose place it stands}, by the aliases of the bases in params/base."""
+    """{model: the paper's model that it replaces}, from the aliases of the bases in params/base."""
     places = {}
     for file in sorted((PACKAGE.parent / "params" / "base").glob("*.yaml")):
         try:
             aliases = read(file).get("models", {})
-        except ConfigError:  # a base that cannot be read names nothing; whoever runs it is told
+        except ConfigError:  # an unreadable base defines no aliases; running it reports the error
             continue
-        for alias, model in aliases.items():
+        for alias, model in aliases.items():  # a base may give a model parameters of its own, in a mapping
             if alias in ALIASES:
                 places[model["model"] if isinstance(model, dict) else model] = ALIASES[alias]
     return places

@@ -1,13 +1,13 @@
-"""The two apps of a real federation, which `flwr run` starts: a server that trains, and a client for every node.
+"""The two apps of a deployed federation, which `flwr run` starts: a server, and a client on every node.
 
-They are made of the same parts as notebook 2: the server publishes the stage that the notebook would, from the same
-partition and parameters, and a client trains as in-process, on the one folder that its node was given. What Flower
-sends to the nodes names these apps and holds no code, so a node runs the fedmem that is installed there.
+They use the same functions as notebook 2: the server publishes the same stage as the notebook, from the same partition
+and parameters, and a client trains as it does in one process, on the one folder that its node has. What Flower sends to
+the nodes names these apps and contains no code, so a node runs the fedmem that is installed there.
 
 Run configuration: `partition`, `parameters` (a mapping of parameters of the train stage in YAML, or the name of a
-YAML file of them), `wait_seconds` (for the nodes to come), `round_seconds` (for the clients' answers in a round).
-Node configuration: `partition-id` (the client), `num-partitions` (L), `data` (the client's folder), and where they
-differ on that machine, `model` and `device`.
+YAML file), `wait_seconds` (limit for the nodes to connect), `round_seconds` (limit for the answers of a round).
+Node configuration: `partition-id` (the client), `num-partitions` (L), `data` (the client's folder), and, if they differ
+on that machine, `model` and `device`.
 """
 
 import contextlib
@@ -41,29 +41,35 @@ server_app, client_app = ServerApp(), ClientApp()
 
 @server_app.main()
 def serve(grid, context: Context) -> None:
-    """Find the partition, see that every client is there, train, and publish the train stage."""
+    """Find the partition, check that every client is connected, train, and publish the train stage.
+
+    Raises ConfigError when the parameters are not valid, StageError when the partition does not exist, and
+    FederatedError when a client is missing, differs from the server, or fails.
+    """
     refuse_telemetry()
     settings = context.run_config
     dealt = find_stage("partition", settings["partition"])
     work = begin_stage(read_parameters(settings["parameters"]), dealt)
     config = work.config
+    # digests instead of rows: the server checks that each node has its client's rows without reading them from it
     digests = {int(client): rows_digest(own) for client, own in dealt.table("rows").groupby("client")}
     parameters = config.model_dump_json()
     expected = {
         "parameters": parameters,
         "clients": len(digests),
+        # nodes run their own installation: different code could give other weights
         "code": package_digest(),
         "model": _model(config),
     }
     nodes = wait_for_clients(grid, expected, digests, settings["wait_seconds"])
-    log.info("all clients are there: %s, on nodes %s", sorted(nodes), [nodes[client] for client in sorted(nodes)])
+    log.info("all clients are connected: %s, on nodes %s", sorted(nodes), [nodes[client] for client in sorted(nodes)])
     device = _train(ClientGrid(grid, nodes, parameters, settings["round_seconds"]), context, work, dealt)
     stage = work.publish(device=f"{device}, a federation of {len(nodes)} nodes")
     log.info("published %s", stage)
 
 
 def _train(grid: ClientGrid, context: Context, work: Work, dealt: Stage) -> str:
-    """Notebook 2's steps, on a grid of nodes; returns the server's device."""
+    """Run notebook 2's steps on a grid of nodes; return the server's device."""
     import pandas as pd
 
     from fedmem.models.loading import load_trainable
@@ -73,7 +79,7 @@ def _train(grid: ClientGrid, context: Context, work: Work, dealt: Stage) -> str:
     from fedmem.train.history import History
     from fedmem.train.strategies import make_strategy
     from fedmem.train.utility import with_weighted_means
-    from fedmem.train.weights import get_arrays  # torch, which the roll call does without
+    from fedmem.train.weights import get_arrays  # they import torch, which the roll call does not need
 
     config, rows, task = work.config, dealt.table("rows"), dealt.config.task
     model, tokenizer = load_trainable(config)
@@ -90,7 +96,7 @@ def _train(grid: ClientGrid, context: Context, work: Work, dealt: Stage) -> str:
 
 @client_app.query()
 def answer(message: Message, context: Context) -> Message:
-    """Who this node is, and digests of what it would train: no text, and no weights."""
+    """Answer the roll call: this node's client, and digests of its code, model and rows; no text, and no weights."""
     with _named(context):
         refuse_telemetry()
         config = _config(message, context)
@@ -107,13 +113,13 @@ def answer(message: Message, context: Context) -> Message:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """One round of this node's client, on its own rows."""
+    """Train one round of this node's client on its own rows."""
     with _named(context):
         config, node = _config(message, context), context.node_config
         return _trainer(config.model_dump_json(), node["data"], node["partition-id"])(message, context)
 
 
-@functools.cache  # once a process; Flower starts one for each message
+@functools.cache  # once per process (Flower starts one for each message); the cache needs parameters that can be hashed
 def _trainer(parameters: str, folder: str, client: int) -> ClientApp:
     from fedmem.models.examples import encode
     from fedmem.models.loading import load_trainable
@@ -127,10 +133,13 @@ def _trainer(parameters: str, folder: str, client: int) -> ClientApp:
 
 
 def read_parameters(text: str) -> TrainConfig:
-    """The train stage's parameters from a mapping in YAML or from a YAML file; ConfigError says what is wrong."""
+    """Read the train stage's parameters from a mapping in YAML or the name of a YAML file.
+
+    Raises ConfigError when they are not valid, or when their algorithm federates nothing.
+    """
     values = read(Path(text).expanduser()) if text.endswith((".yaml", ".yml")) else parse(text, "parameters")
     if not isinstance(values, dict):
-        raise ConfigError(f"parameters: got {text!r}; allowed is a mapping such as '{{rounds: 3}}', or a YAML file")
+        raise ConfigError(f"parameters: got {text!r}; expected a mapping such as '{{rounds: 3}}', or a YAML file")
     config = TrainConfig.create(values)
     if not config.federates:
         raise ConfigError(f"algorithm: got {config.algorithm!r}, which federates nothing: run notebook 2 instead")
@@ -139,7 +148,8 @@ def read_parameters(text: str) -> TrainConfig:
 
 @contextlib.contextmanager
 def _named(context: Context):
-    """Errors inside name the client and bring their traceback to the server: Flower itself sends the last line."""
+    """Raise an error inside as a FederatedError that names the client and contains the traceback."""
+    # Flower sends only the last line of an error to the server, so the traceback goes into the message
     try:
         yield
     except Exception as error:
@@ -148,12 +158,12 @@ def _named(context: Context):
 
 
 def _config(message: Message, context: Context) -> TrainConfig:
-    """The parameters that the server sent, with this machine's own model and device where the node names them."""
+    """Return the parameters that the server sent, with the node's own model and device if it states them."""
     own = {name: context.node_config[name] for name in ("model", "device") if name in context.node_config}
     return TrainConfig.create(json.loads(message.content["config"]["parameters"]) | own)
 
 
 def _model(config: TrainConfig) -> str:
-    """Digest of the model's folder here; "" for a hub id, which every machine fetches for itself."""
+    """Return the digest of the local model folder; "" for a hub id, which every machine downloads itself."""
     digests = outside_digests(config)
     return digests.get("model", "")

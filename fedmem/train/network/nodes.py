@@ -1,8 +1,9 @@
-"""A real federation as strategies see it: nodes that go by their client's id, all of them there, each with its rows.
+"""A Grid for a real federation in which nodes have their client's id, every client takes part, and rows are verified.
 
-Flower draws a node's id at random and averages whoever answers. Here the server asks first who is there, refuses to
-begin unless every client is, once, with the server's code, model and rows, and then speaks to nodes as the in-process
-Grid does: by client, in client order. It knows nothing of models, strategies or stage folders.
+Flower draws a node's id at random and averages the answers of the nodes that are present. Here the server first asks
+each node which client it is. It starts only when every client is present exactly once, with the server's code, model
+and rows. Then it addresses nodes as the in-process Grid does: by client, in client order. This module does not depend
+on models, strategies or stage folders.
 """
 
 import logging
@@ -12,15 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from fedmem.train.in_process_grid import ConfigRecord, FederatedError, Grid, Message, RecordDict
 
 log = logging.getLogger("flwr.fedmem")  # shown by `flwr run --stream`
-log.setLevel(logging.INFO)  # of its own, for Flower is silenced while it trains
+log.setLevel(logging.INFO)  # a level of its own, because Flower's logger is silenced during training
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5  # between requests for answers; short beside a round, long beside a request
 ABSENT = (3, 4, 5)  # Flower's error codes for a message or a node that is gone
-SAME = ("code", "model", "clients")  # what a node must answer as the server would
+SAME = ("code", "model", "clients")  # values of a node's answer that must equal the server's
 
 
 def refuse_telemetry() -> None:
-    """FederatedError where one of Flower's own commands imported it, before fedmem could switch its telemetry off."""
+    """Raise FederatedError when Flower was imported with telemetry on, before fedmem could switch it off.
+
+    This happens when one of Flower's own commands starts the process.
+    """
     from flwr.supercore.telemetry import FLWR_TELEMETRY_ENABLED
 
     if FLWR_TELEMETRY_ENABLED == "1":
@@ -28,12 +32,15 @@ def refuse_telemetry() -> None:
 
 
 def wait_for_clients(grid: Grid, expected: Mapping, rows: Mapping[int, str], seconds: float) -> dict[int, int]:
-    """Ask every node who it is until all clients are there: {client: node id}, clients 0 … L − 1.
+    """Ask every node which client it is until all clients are present; return {client: node id}, clients 0 … L − 1.
 
+    grid: Flower's Grid of the run.
     expected: what all nodes must answer, `code` (the package's digest), `model` (its digest, "" for a hub id) and
-    `clients` (L), besides `parameters`, which they are sent. rows: {client: digest of its training rows}.
-    seconds: how long to wait for them. FederatedError names the clients that are missing after that, and at once a
-    client that is claimed twice, is not one of these, or has other code, another model or other rows.
+        `clients` (L), and the `parameters` that they are sent.
+    rows: {client: digest of its training rows}, for all L clients.
+    seconds: how long to wait for all of them.
+    Raises FederatedError when clients are missing after that time, and at once when two nodes have the same client, a
+    client is not one of these, or a node has other code, another model or other rows.
     """
     asked, nodes, seen, end = {}, {}, set(), time.monotonic() + seconds
     question = RecordDict({"config": ConfigRecord(dict(expected))})
@@ -41,9 +48,10 @@ def wait_for_clients(grid: Grid, expected: Mapping, rows: Mapping[int, str], sec
         if time.monotonic() > end:
             missing = ", ".join(str(client) for client in rows if client not in nodes)
             raise FederatedError(
-                f"clients that did not answer within {seconds:g} s: {missing} (there are: {sorted(nodes)}; nodes that "
-                f"are connected: {len(seen)}). Start the missing nodes, or raise wait_seconds."
+                f"clients that did not answer within {seconds:g} s: {missing} (present: {sorted(nodes)}; connected "
+                f"nodes: {len(seen)}). Start the missing nodes, or raise wait_seconds."
             )
+        # each node is asked once; the list grows, since nodes may connect while the server waits
         new = [node for node in grid.get_node_ids() if node not in seen]
         asked |= zip(grid.push_messages([Message(question, node, "query") for node in new]), new, strict=True)
         seen |= set(new)
@@ -53,14 +61,14 @@ def wait_for_clients(grid: Grid, expected: Mapping, rows: Mapping[int, str], sec
                 continue  # a node that went away: its client is missing unless another node is that client
             client = _client(node, reply, expected, rows)
             if client in nodes:
-                raise FederatedError(f"client {client}: two nodes say they are it; end one of them.")
+                raise FederatedError(f"client {client}: two nodes claim to be this client; stop one of them.")
             nodes[client] = node
         time.sleep(POLL_SECONDS)
     return nodes
 
 
 def _client(node: int, reply: Message, expected: Mapping, rows: Mapping[int, str]) -> int:
-    """Who a node is; FederatedError where it may not take part."""
+    """Return the client of a node; raises FederatedError when the node may not take part."""
     if reply.has_error():
         raise FederatedError(f"node {node} failed before the first round: {reply.error.reason}")
     answer = reply.content["config"]
@@ -71,7 +79,7 @@ def _client(node: int, reply: Message, expected: Mapping, rows: Mapping[int, str
         if answer[name] != expected[name]:
             raise FederatedError(
                 f"client {client}: its {name} is {answer[name]}, the server's {expected[name]}; "
-                "install the same fedmem and the same model everywhere, and count the same clients."
+                "install the same fedmem and the same model everywhere, and set the same number of clients."
             )
     if answer["rows"] != rows[client]:
         raise FederatedError(
@@ -81,11 +89,11 @@ def _client(node: int, reply: Message, expected: Mapping, rows: Mapping[int, str
 
 
 class ClientGrid(Grid):
-    """A deployment's Grid in which a node's id is its client's id, as in the in-process one.
+    """A deployment's Grid in which a node's id is its client's id, as in the in-process Grid.
 
     grid: Flower's own. nodes: {client: node id}. parameters: sent with every message, under that name.
-    seconds: how long to wait for all answers of a round. A client that fails, or that does not answer in that time,
-    stops the run with a FederatedError that names it.
+    seconds: how long to wait for all answers of a round. A client that fails, or does not answer in that time, stops
+    the run with a FederatedError that names it.
     """
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int], parameters: str, seconds: float):
@@ -95,7 +103,7 @@ class ClientGrid(Grid):
         self.server_round = 0
 
     def set_run(self, run) -> None:
-        """The run that messages belong to."""
+        """Set the run that messages belong to."""
         self.grid.set_run(run)
 
     @property
@@ -106,11 +114,15 @@ class ClientGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message from the server to one client."""
+        """Return a message from the server to one client.
+
+        content: the records to send. message_type: Flower's type, such as train. dst_node_id: the client's id.
+        group_id: the round, in Flower's terms. ttl: seconds until the message expires; None: Flower's default.
+        """
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All clients. One that has gone since the roll call is found out when it does not answer."""
+        """Return all clients. One that has disconnected since the roll call is noticed when it does not answer."""
         return sorted(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -128,7 +140,10 @@ class ClientGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The answers that have come, each handed out once, as from the client's id."""
+        """Return the answers that have arrived, each once, with the client's id as sender.
+
+        Raises FederatedError when a client has failed.
+        """
         replies = list(self.grid.pull_messages(list(message_ids)))
         for reply in replies:
             client = self.asked.pop(reply.metadata.reply_to_message_id)
@@ -141,13 +156,14 @@ class ClientGrid(Grid):
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Push, then the answers in client order. They are fetched as they come, so that a failed client ends the run
-        at once, whoever else is still training.
+        """Push messages, then yield the answers in client order.
 
-        `timeout` is Flower's guess, an hour, and is not heeded: the time is the grid's own.
+        timeout: ignored; it is Flower's default of an hour, and the grid has its own `seconds`.
+        Answers are fetched as they arrive, so that a failed client ends the run at once, even if other clients are
+        still training. Raises FederatedError when a client fails or does not answer in time.
         """
         order, end = list(self.push_messages(messages)), time.monotonic() + self.seconds
-        order.sort(key=self.asked.get)
+        order.sort(key=self.asked.get)  # a sum of floats depends on its order: always by client
         waiting, come = set(order), {}
         for message_id in order:
             while message_id in waiting:
