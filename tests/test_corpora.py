@@ -109,7 +109,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_unknown_source():
-    with pytest.raises(CorpusError, match="corpus: got .*; expected 'synthetic', 'file' or 'hub'"):
+    with pytest.raises(CorpusError, match=r"corpus: got .*; expected 'synthetic', 'file' or 'hub'"):
         load_corpus("sinthetic", "qa")
 
 

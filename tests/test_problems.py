@@ -69,11 +69,11 @@ def test_the_demo_has_no_problems():
     ("overrides", "said", "certain"),
     [
         ({"model": "some/model"}, "model: some/model is not in the local cache, and HF_HUB_OFFLINE is set", False),
-        ({"device": "cuda"}, "device: cuda, and no GPU is here", False),
-        ({"precision": "bf16"}, "precision: bf16, and no GPU is here", False),
+        ({"device": "cuda"}, "device: cuda, and this machine has no GPU", False),
+        ({"precision": "bf16"}, "precision: bf16, and this machine has no GPU", False),
         ({"max_new_tokens": 1000}, "are 1030 tokens, and the context of tiny-qwen2 holds 1024", True),
         ({"max_tokens": 2000}, "max_tokens: got 2000; the context of tiny-qwen2 holds 1024", False),
-        ({"prefix_tokens": 60}, "synthetic_words: got 60; inputs are to have at least 80 tokens", False),
+        ({"prefix_tokens": 60}, "synthetic_words: got 60; inputs need at least 80 tokens", False),
         ({"retriever": "elasticsearch"}, "FEDMEM_ES_URL is not set", True),
         ({"paraphrase_model": "nowhere"}, "paraphrase_model: got 'nowhere'; there is no such folder", True),
         ({"paraphrase_model": "some/model"}, "paraphrase_model: some/model is not in the local cache", False),
@@ -353,7 +353,7 @@ def test_the_command_prints_problems_and_says_so_by_its_exit_code(capsys, monkey
     assert main(["plan", str(STUDIES / "demo.yaml"), *changed]) == 1
     said = capsys.readouterr().out.partition("problems")[2].splitlines()
     assert "FEDMEM_ES_URL is not set" in said[1]
-    assert "device: cuda, and no GPU is here" in said[4]
+    assert "device: cuda, and this machine has no GPU" in said[4]
 
 
 def test_a_job_takes_the_processors_that_it_uses():

