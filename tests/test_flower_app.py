@@ -257,7 +257,7 @@ def test_other_code_and_another_model_are_refused(machines, dealt, monkeypatch, 
     with pytest.raises(FederatedError, match=r"client 1: its model is .*, the server's"):
         serve(Wire(machines | {899: machines[899] | {"model": str(tmp_path / "other")}}), dealt)
     digests = iter(["the server's", *["a node's"] * CLIENTS])
-    monkeypatch.setattr(apps, "package_digest", lambda: next(digests))
+    monkeypatch.setattr(apps, "module_digest", lambda module: next(digests))
     with pytest.raises(FederatedError, match="its code is a node's, the server's the server's"):
         serve(Wire(machines), dealt)
 

@@ -74,7 +74,7 @@ def parameters(place: Path, changes: dict) -> dict:
 
 @pytest.fixture
 def results(place, monkeypatch):
-    monkeypatch.setattr(stage_work, "code_digest", killed_training.code_digest)
+    monkeypatch.setattr(stage_work, "code_files", killed_training.code_files)
     monkeypatch.setenv("FEDMEM_RESULTS", str(place / "results"))
     return place / "results"
 

@@ -14,7 +14,8 @@ from fedmem.config.partition import PartitionConfig
 from fedmem.config.stages import AnalyzeConfig, DetectConfig, GenerateConfig, TrainConfig
 from fedmem.machine.paths import file_digest, results_root
 from fedmem.results import studies
-from fedmem.results.identity import code_digest, identity_of
+from fedmem.results.code_files import code_files
+from fedmem.results.identity import identity_of
 from fedmem.results.stage import StageError, find_stage, finished_stages, open_stage
 from fedmem.results.studies import run_table
 from fedmem.results.work import begin_stage
@@ -179,7 +180,7 @@ def test_the_table_of_runs_says_which_were_made_by_other_code_or_of_other_files(
     description["runs"][1]["stages"] = {"train": "train/gone"}
     assert states()["missing"] == "failed"
     with monkeypatch.context() as patch:
-        patch.setattr(studies, "code_digest", lambda stage: "other" if stage == "generate" else code_digest(stage))
+        patch.setattr(studies, "code_files", lambda stage: {} if stage == "generate" else code_files(stage))
         assert states()["one"] == "stale"
     work = begin_stage(PartitionConfig())
     work.save_json("note", 1)

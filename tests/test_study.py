@@ -319,7 +319,7 @@ def test_states_follow_manifests_code_and_parents(params, monkeypatch):
     assert [job.stage for job in plan.to_do] == ["generate", "detect", "analyze"]
     assert make_plan(loaded, keep_stale=True).to_do == []
 
-    monkeypatch.setattr(study_plan, "code_digest", lambda stage: "edited")
+    monkeypatch.setattr(study_plan, "code_files", lambda stage: {"edited": "now"})
     assert set(make_plan(loaded).states.values()) == {"stale"}
 
 

@@ -9,6 +9,14 @@ from typing import Any
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
+def data_file(name: str) -> Path:
+    """Return the path of a data file of the package.
+
+    name: its place below fedmem/data, as a literal: the digest of a stage's code finds the files that it reads so.
+    """
+    return PACKAGE / "data" / name
+
+
 def results_root() -> Path:
     """Return the results folder: $FEDMEM_RESULTS, else `results` in the checkout with notebooks, else in the cwd."""
     if os.environ.get("FEDMEM_RESULTS"):

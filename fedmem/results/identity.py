@@ -1,10 +1,9 @@
-"""What identifies a stage, and where it lies: hashes of parameters, parents, outside files and code.
+"""What identifies a stage, and where it lies: hashes of parameters, parents and outside files.
 
 The hash covers what can change a result: effective parameters, the parent's identity, and the digests of files read
 from outside; not paths, devices or numbers of workers. Manifests and publishing are not this module's concern.
 """
 
-import json
 from pathlib import Path
 
 from fedmem.config.parameter import ConfigError, StageConfig
@@ -89,16 +88,3 @@ def stage_folder(config: StageConfig, stage_identity: str, root: Path | None = N
     # cut to 80 characters: file systems limit a name to 255 bytes, and a character may take four
     slug = "".join(c if c.isalnum() or c in "._-" else "-" for c in config.slug)[:80]
     return (root or results_root()) / config.stage / f"{slug}-{stage_identity[:8]}"
-
-
-def code_digest(stage: str) -> str:
-    """Return the digest of the code that makes a stage: the package's modules and the notebook's code cells."""
-    cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
-    # outputs and Markdown are left out: executing or explaining a notebook does not change its code
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    return digest_of({"modules": package_digest(), "notebook": code})
-
-
-def package_digest() -> str:
-    """Return the digest of the package's modules as installed here."""
-    return digest_of({str(p.relative_to(PACKAGE)): file_digest(p) for p in sorted(PACKAGE.rglob("*.py"))})

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedmem.config.parameter import ConfigError
 from fedmem.config.stages import STAGES
 from fedmem.machine.paths import digest_of, results_root
-from fedmem.results.identity import code_digest
+from fedmem.results.code_files import code_files
 from fedmem.results.stage import MANIFEST, Stage, StageError, find_stage, open_stage
 from fedmem.results.work import Work
 
@@ -80,7 +80,7 @@ def run_table(description: dict, analyses: dict[str, Stage]):
     """
     import pandas as pd
 
-    rows, code = {}, {stage: code_digest(stage) for stage in STAGES}
+    rows, code = {}, {stage: digest_of(code_files(stage)) for stage in STAGES}
     for run in description["runs"]:
         stages, stage = {}, analyses.get(run["name"])
         state = "finished" if stage else _unfinished(run)

@@ -16,8 +16,9 @@ from typing import Any
 
 from fedmem.config.parameter import StageConfig
 from fedmem.config.stages import check_together
-from fedmem.machine.paths import PACKAGE, file_digest
-from fedmem.results.identity import code_digest, identity_of, outside_digests, stage_folder
+from fedmem.machine.paths import PACKAGE, digest_of, file_digest
+from fedmem.results.code_files import code_files
+from fedmem.results.identity import identity_of, outside_digests, stage_folder
 from fedmem.results.progress import KEPT, resume_or_create
 from fedmem.results.stage import MANIFEST, Stage, StageError, open_stage
 
@@ -53,7 +54,8 @@ class Work:
                 f"this kernel runs {sys.executable}, the runner {interpreter}: another kernel named python3 stands "
                 "before the environment's own; remove it (`jupyter kernelspec list` shows where it lies)"
             )
-        self.code = code_digest(self.stage)
+        self.code_files = code_files(self.stage)  # as the files are now: a kernel lives long, and code is edited
+        self.code = digest_of(self.code_files)
         self.folder, self.progress = resume_or_create(self.target, {"identity": self.identity, "code": self.code})
         self.started, self._clock = datetime.now(UTC), time.perf_counter() - self.progress.seconds
 
@@ -111,6 +113,7 @@ class Work:
                 for p in self.parents
             ],
             "code": self.code,
+            "code_files": self.code_files,
             "commit": _commit(),
             "versions": {"python": platform.python_version()}
             | {name: metadata.version(name) for name in RECORDED_VERSIONS},

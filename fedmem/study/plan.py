@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmem.config.stages import STAGES
-from fedmem.machine.paths import results_root
-from fedmem.results.identity import code_digest
+from fedmem.machine.paths import digest_of, results_root
+from fedmem.results.code_files import changed_files, code_files
 from fedmem.results.stage import StageError, open_stage
 from fedmem.results.studies import report_identity
 from fedmem.study import estimates
@@ -43,7 +43,7 @@ class Plan:
 
 def make_plan(study: Study, keep_stale: bool = False) -> Plan:
     """States of all stages of a study; reads manifests, executes nothing."""
-    code = {stage: code_digest(stage) for stage in (*STAGES, "studies")}
+    code = {stage: code_files(stage) for stage in (*STAGES, "studies")}
     states, reasons = {}, {}
     for id_, job in study.jobs.items():
         states[id_], reasons[id_] = _state(job, code, states)
@@ -55,12 +55,12 @@ def make_plan(study: Study, keep_stale: bool = False) -> Plan:
     expected = report_identity({run.name: run.jobs["analyze"].identity for run in study.runs})
     page = study.folder / "report.html"  # it comes after the rest
     if report.identity == expected and page.is_file() and not report.damaged() and _is_described(study):
-        stale = report.manifest["code"] != code["studies"] or "stale" in states.values()
+        stale = report.manifest["code"] != digest_of(code["studies"]) or "stale" in states.values()
         result.report = "stale" if stale else "finished"
     return result
 
 
-def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str, str]:
+def _state(job: Job, code: dict[str, dict[str, str]], states: dict[str, str]) -> tuple[str, str]:
     """(state, reason). A stage of other code or of another parent than the recorded one is stale."""
     try:
         stage = open_stage(job.folder)
@@ -70,8 +70,8 @@ def _state(job: Job, code: dict[str, str], states: dict[str, str]) -> tuple[str,
         return "to do", "another stage lies in its folder"
     if name := stage.damaged():
         return "to do", f"its file {name} is missing or of another size"
-    if stage.manifest["code"] != code[job.stage]:
-        return "stale", "the code has changed"
+    if stage.manifest["code"] != digest_of(code[job.stage]):
+        return "stale", "the code has changed" + changed_files(stage.manifest.get("code_files", {}), code[job.stage])
     if job.parent:
         if states[job.parent.id] != "finished":
             return "stale", f"its {job.parent.stage} stage is {states[job.parent.id]}"

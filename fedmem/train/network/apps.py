@@ -19,7 +19,8 @@ from pathlib import Path
 from fedmem.config.parameter import ConfigError
 from fedmem.config.stages import TrainConfig
 from fedmem.config.yaml_files import parse, read
-from fedmem.results.identity import outside_digests, package_digest
+from fedmem.results.code_files import module_digest
+from fedmem.results.identity import outside_digests
 from fedmem.results.stage import Stage, find_stage
 from fedmem.results.work import Work, begin_stage
 from fedmem.train.in_process_grid import (
@@ -58,7 +59,7 @@ def serve(grid, context: Context) -> None:
         "parameters": parameters,
         "clients": len(digests),
         # nodes run their own installation: different code could give other weights
-        "code": package_digest(),
+        "code": module_digest(__name__),
         "model": _model(config),
     }
     nodes = wait_for_clients(grid, expected, digests, settings["wait_seconds"])
@@ -104,7 +105,7 @@ def answer(message: Message, context: Context) -> Message:
         mine = {
             "client": context.node_config["partition-id"],
             "clients": context.node_config["num-partitions"],
-            "code": package_digest(),
+            "code": module_digest(__name__),
             "model": _model(config),
             "rows": rows_digest(rows),
         }
