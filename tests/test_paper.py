@@ -111,7 +111,9 @@ def test_on_the_papers_base_figures_are_comparable():
 def test_a_study_without_a_place_has_no_table():
     parameters = parameters_of(load_study(STUDIES / "demo.yaml", overrides={"algorithm": "none"}))
     assert tables.tables(parameters, figures(parameters), {}).empty
-    assert "no run in any place" in sentences.comparable(tables.tables(parameters, figures(parameters), {}))
+    assert "No run of this study corresponds to a place" in sentences.comparable(
+        tables.tables(parameters, figures(parameters), {})
+    )
 
 
 def test_the_largest_family_that_is_otherwise_as_usual_is_taken():

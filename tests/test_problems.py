@@ -90,7 +90,7 @@ def test_the_demo_has_no_problems():
         ({"algorithm": "QFedAvg"}, "strategy_options: QFedAvg needs client_learning_rate", True),
         (
             {"algorithm": "FedAdam", "strategy_options": {"eta": "a"}},
-            "strategy_options: eta: got 'a'; allowed is a number",
+            "strategy_options: eta: got 'a'; expected a number",
             True,
         ),
         (

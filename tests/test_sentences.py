@@ -35,7 +35,7 @@ def test_percent(value, words):
     ("excess", "verdict"),
     [
         ((0.2, 0.1, 0.3), "more than chance explains."),
-        ((0.2, -0.01, 0.3), "not told from chance."),
+        ((0.2, -0.01, 0.3), "indistinguishable from chance."),
         ((-0.2, -0.3, -0.1), "fewer than chance explains."),
     ],
 )
@@ -72,7 +72,7 @@ def test_runs_are_named_by_what_is_shown_of_them():
     table = pd.concat([figures(0.2, 0.1, 0.3, "fedavg"), figures(0.0, -0.1, 0.1, "none")])
     text = sentences.over_control(table, "intra", "verbatim")
     assert "above its held-out control in `fedavg` (by 20.0 percentage points); " in text
-    assert "; it is not told from it in `none`." in text
+    assert "; it is indistinguishable from it in `none`." in text
     assert "only between seeds" in text
     alone = sentences.over_control(figures(0.0, -0.1, 0.1, "none"), "intra", "verbatim")
     assert "above" not in alone
@@ -116,7 +116,7 @@ def test_what_stays_without_copies_and_babble():
 def test_few_runs_show_no_law_and_one_seed_no_spread():
     table = pd.DataFrame({"gap": [1.0, 2.0, 3.0], "value": [0.1, 0.2, 0.3]})
     assert "correlate by 1.00" in sentences.gap(table)
-    assert "nothing can be said" in sentences.gap(table.iloc[:2])
+    assert "its relation to memorization cannot be assessed" in sentences.gap(table.iloc[:2])
     none = pd.DataFrame(columns=["run", "seeds", "metric", "counting", "mean", "sd"])
     assert "trained once" in sentences.seeds(none)
     row = {"run": "a", "seeds": 3, "metric": "mr_intra", "counting": "verbatim", "mean": 0.2, "sd": 0.01}

@@ -176,19 +176,20 @@ def test_median_trimmed_mean_and_momentum_computed_by_hand():
         (
             "FedAdam",
             {"eat": 0.1},
-            "FedAdam has no option 'eat'; did you mean 'eta'?; allowed: eta (default 0.1), eta_l (default 0.1), beta_1",
+            "FedAdam has no option 'eat'; did you mean 'eta'?; expected options: "
+            "eta (default 0.1), eta_l (default 0.1), beta_1",
         ),
-        ("FedAdam", {"eta": "large"}, "eta: got 'large'; allowed is a number"),
-        ("Krum", {"num_malicious_nodes": 0.5}, "num_malicious_nodes: got 0.5; allowed is a whole number"),
+        ("FedAdam", {"eta": "large"}, "eta: got 'large'; expected a number"),
+        ("Krum", {"num_malicious_nodes": 0.5}, "num_malicious_nodes: got 0.5; expected a whole number"),
         ("FedTrimmedAvg", {"beta": 0.7}, "strategy_options of FedTrimmedAvg: `beta` must be in the range [0, 0.5)"),
         ("FedAdam", {"fraction_train": 0.5}, "no option 'fraction_train'"),
-        ("fedavg", {"eta": 1.0}, "fedavg has no option 'eta'; allowed: none"),
+        ("fedavg", {"eta": 1.0}, "fedavg has no option 'eta'; expected options: none"),
         ("QFedAvg", {}, "QFedAvg needs client_learning_rate"),
-        ("QFedAvg", {"client_learning_rate": 0}, "client_learning_rate: got 0; allowed is a number above 0"),
-        ("FedAdam", {"eta": -0.1}, "eta: got -0.1; allowed is a number above 0"),
-        ("FedYogi", {"eta_l": 0}, "eta_l: got 0; allowed is a number above 0"),
-        ("FedAvgM", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0; allowed is a number above 0"),
-        ("Krum", {"num_malicious_nodes": -1}, "num_malicious_nodes: got -1; allowed is 0 or more"),
+        ("QFedAvg", {"client_learning_rate": 0}, "client_learning_rate: got 0; expected a number > 0"),
+        ("FedAdam", {"eta": -0.1}, "eta: got -0.1; expected a number > 0"),
+        ("FedYogi", {"eta_l": 0}, "eta_l: got 0; expected a number > 0"),
+        ("FedAvgM", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0; expected a number > 0"),
+        ("Krum", {"num_malicious_nodes": -1}, "num_malicious_nodes: got -1; expected a whole number ≥ 0"),
     ],
 )
 def test_options_that_a_strategy_does_not_have_are_refused(algorithm, options, says):
@@ -201,7 +202,7 @@ def test_a_strategy_that_makes_nothing_of_the_answers_stops_the_run():
     strategy = make_strategy(settings(algorithm="Bulyan"), 5, History())
     strategy.num_malicious_nodes = 1  # it wants 4 · 1 + 3 clients, as is said beforehand otherwise
     grid = InProcessGrid(rote_app({j: walk(j) for j in range(5)}), range(5))
-    with pytest.raises(FederatedError, match="round 1: Bulyan made no weights of 5 clients' answers"):
+    with pytest.raises(FederatedError, match="round 1: Bulyan computed no weights from 5 clients' answers"):
         strategy.start(grid, ArrayRecord({"w": torch.zeros(2)}), num_rounds=1)
 
 
@@ -215,7 +216,7 @@ def test_too_few_clients_for_so_many_malicious_ones_are_refused(algorithm, enoug
 
 
 def test_no_training_has_no_strategy():
-    with pytest.raises(FederatedError, match="'none' has no strategy; allowed here: fedavg, fedprox, central, local"):
+    with pytest.raises(FederatedError, match="'none' has no strategy; expected one of fedavg, fedprox, central, local"):
         make_strategy(settings(algorithm="none"), 2, History())
 
 

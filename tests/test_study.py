@@ -275,8 +275,8 @@ def test_a_study_in_results_is_enough_to_redo_it(params, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[", "is no description of a study"),
-        ("{}", "is no description of a study"),
+        ("[", "is not a description of a study"),
+        ("{}", "is not a description of a study"),
         ('{"runs": [{"name": "a", "parameters": {"rouds": 1}}]}', "study.json: a: unknown parameter 'rouds'"),
         (None, "there is no such file"),
     ],

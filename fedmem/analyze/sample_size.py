@@ -1,7 +1,7 @@
 """How the estimate settles: the ratio that fewer sampled prefixes, or fewer sampled suffixes, would have given.
 
 More prefixes narrow the interval of the same share; more suffixes raise the share itself, since a continuation can
-match only what was sampled. Frames in, frames out; the draws are seeded.
+match only what was sampled. Functions take and return tables; the draws are seeded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,22 @@ def ratio_by_sample_size(
     draws: int = 20,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """MR on random parts of the sample: fewer (prefixes | suffixes), share, metric, n, value, low, high.
+    """Compute MR on random parts of the sample.
 
-    Each client's prefixes (member suffixes) are drawn without replacement, `draws` times for every share in 0 … 1;
-    n: prefixes (suffixes) that are left in all; value: the mean over draws, low and high: their smallest and largest.
-    With fewer suffixes the ones that ranked lower would move up, which is not repeated here: so what is shown for few
-    suffixes is a lower bound. NaN where undefined.
+    Each client's prefixes, then its member suffixes, are drawn without replacement. With fewer suffixes, those ranked
+    lower would become candidates; the retrieval is not repeated here, so the values for few suffixes are lower bounds.
+    matches, prefixes, clients: as in `ratios.memorization`.
+    suffixes: suffix_id, client, member; a row per sampled suffix.
+    counting: paper, strict or verbatim.
+    shares: shares of the sample to keep, each in 0 … 1; at least one of each client's prefixes (suffixes) is kept.
+    draws: number of draws for each share below 1, ≥ 1.
+    seed: seed of the draws, an integer ≥ 0.
+    Returns columns fewer (prefixes | suffixes), share, metric, n (prefixes or suffixes that are kept in all), value
+    (the mean over draws), low and high (their smallest and largest); NaN where undefined.
+    Raises MetricsError when a column is missing or tables do not fit together.
     """
     require_columns(suffixes, ["suffix_id", "client", "member"], "suffixes")
+    # held-out suffixes belong to the control, which MR does not include
     members = suffixes[suffixes["member"].to_numpy(dtype=bool)]
     counts = Counts(matches, prefixes, clients, suffixes)
     counted = (counts.member & counts.flag(counting)).nonzero()[0]
@@ -41,6 +49,7 @@ def ratio_by_sample_size(
     rng, rows = np.random.default_rng(seed), []
     for fewer, owner in (("prefixes", counts.owner), ("suffixes", pd.factorize(members["client"])[0])):
         for share in shares:
+            # the whole sample has only one part, so a single draw is exact
             parts = [_part(owner, share, rng) for _ in range(draws if share < 1 else 1)]
             values = pd.DataFrame([hits.ratios(**{fewer: part}) for part in parts])
             n = int(np.mean([part.sum() for part in parts]))
@@ -51,7 +60,8 @@ def ratio_by_sample_size(
 
 
 def _part(owner: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """A random part of everybody's, as booleans: of each owner the same share, one at least."""
+    """Draw the same share of each owner's items, at least one; returns booleans, one per item."""
+    # sorted by owner and at random within each: the first places of every owner are its draw, without a loop
     order = np.lexsort((rng.random(len(owner)), owner))
     sizes = np.bincount(owner)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -61,7 +71,7 @@ def _part(owner: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarr
 
 
 class _Hits:
-    """The counted matches by position, to be counted again on parts of the prefixes or suffixes."""
+    """The counted matches by position, so that each draw is counted with a few array operations."""
 
     def __init__(self, counts: Counts, counted: np.ndarray, suffix: np.ndarray, undefined: bool):
         self.counts, self.suffix, self.undefined = counts, suffix, undefined
@@ -73,6 +83,7 @@ class _Hits:
             return dict.fromkeys(PARTS, np.nan)
         sampled = np.ones(len(counts.owner), dtype=bool) if prefixes is None else prefixes
         kept = sampled[self.prefix] if suffixes is None else suffixes[self.suffix]
+        # one flag for each (prefix, client): several matches of a pair are one hit
         hit = np.zeros(len(counts.owner) * size, dtype=bool)
         hit[self.prefix[kept] * size + self.target[kept]] = True
         prefix, target = np.divmod(np.flatnonzero(hit), size)
@@ -81,7 +92,9 @@ class _Hits:
         with np.errstate(invalid="ignore"):
             intra = np.bincount(counts.owner[prefix[own]], minlength=size) / n
             inter = np.bincount(counts.owner[prefix[~own]], minlength=size) / n / (size - 1 if size > 1 else np.nan)
+        # a client without rows has weight 0 and may have no prefixes; NaN · 0 would make the sum NaN
         held = counts.weights > 0
+        # prefixes are in ascending order: every change is another prefix with a hit
         total = np.count_nonzero(np.diff(prefix, prepend=-1)) / sampled.sum()
         values = (float((counts.weights * part)[held].sum()) for part in (intra, inter))
         return dict(zip(PARTS, (*values, total), strict=True))

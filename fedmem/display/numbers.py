@@ -41,28 +41,29 @@ PREFIXES_ALONE = (
 
 
 def percent(value: float) -> str:
-    """0.0153 → "1.53 %"; three figures, and no more than two decimals."""
+    """Format a share: 0.0153 → "1.53 %". Three significant digits, at most two decimals from 0.1 % on; NaN → "n/a"."""
     return "n/a" if pd.isna(value) else f"{hundredfold(value)} %"
 
 
 def points(value: float) -> str:
-    """A difference of two shares: 0.0153 → "1.53 percentage points"."""
+    """Format a difference of two shares: 0.0153 → "1.53 percentage points"; NaN → "n/a"."""
     return "n/a" if pd.isna(value) else f"{hundredfold(value)} percentage points"
 
 
 def hundredfold(value: float) -> str:
     size = abs(100 * value)
+    # 99.95 rounds to 100.0: no decimals from there on. Below 0.1, three decimals keep a rare hit from reading as 0.00
     digits = 0 if size == 0 or size >= 99.95 else 1 if size >= 10 else 2 if size >= 0.1 else 3
     return f"{half_up(100 * value, digits):.{digits}f}"
 
 
 def quoted(runs) -> list[str]:
-    """Runs as a page shows names."""
+    """Return the names of runs in backquotes, as Markdown shows code."""
     return [f"`{run}`" for run in runs]
 
 
 def listed(words: list[str]) -> str:
-    """All of a few words; of more than ten the first eight, and how many more."""
+    """Join words with commas and "and"; of more than ten, show the first eight and the number of the others."""
     words = [str(word) for word in words]
     words = words if len(words) <= 10 else [*words[:8], f"{len(words) - 8} more"]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else "none"

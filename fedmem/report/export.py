@@ -35,64 +35,74 @@ MASK = "█████"
 
 PASSAGE_CHARS = 40
 
-_BLOCK = PASSAGE_CHARS // 2  # any 40 characters hold a whole one of the blocks that lie 20 apart in the row
+_BLOCK = PASSAGE_CHARS // 2  # any 40 characters of a row contain a whole block: blocks start every 20 characters
 
-LEAST_ID_CHARS = 4  # a shorter id is found only in the forms that fedmem gives it (p0-7, s0-7)
+LEAST_ID_CHARS = 4  # a shorter id is masked only in the names that fedmem builds from it (p0-7, s0-7)
 
-# two names at least, and not the end of a tag, a fraction, a URL or an Arrow of types
+# two names at least; the lookbehind rejects the end of a tag, a fraction, a URL or an Arrow type
 _PATH = re.compile(r"(?<![\w.:/<&~)\]}])(?:~|[A-Za-z]:)?[/\\](?:[\w.@+~-]+[/\\])+[\w.@+~-]*")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
-_SPACE = re.compile(r"(?:\s|\\n|\\t|\\r)+")  # as it stands, and as repr writes it
+_SPACE = re.compile(r"(?:\s|\\n|\\t|\\r)+")  # literal whitespace, and its escapes as repr writes them
 
 _TOKEN = re.compile(r"[^\s\"'`,;()\[\]{}<>=|]+")
 
 
 class Scrubber:
-    """Takes out of strings what belongs to rows: `rows` is the partition table (row_id, input, output, instruction)."""
+    """Removes passages and ids of rows, and paths, from strings."""
 
     def __init__(self, ids: Iterable[str], texts: Iterable[str], home: Iterable[str] = ()):
-        """ids: row ids. texts: what no 40 characters may remain of. home: folders whose paths are taken out as well."""
+        """Index what must be removed.
+
+        ids: row ids.
+        texts: texts of rows, of which no run of 40 characters may remain.
+        home: folders whose paths are removed as well.
+        """
         self._ids = {str(one) for one in ids}
         self._odd = [one for one in self._ids if len(one) >= LEAST_ID_CHARS and not _TOKEN.fullmatch(one)]
+        # longest first: a parent folder would otherwise leave the rest of a longer path
         self._home = sorted((str(place) for place in home if len(str(place)) > 1), key=len, reverse=True)
         self._texts = [folded for text in texts if len(folded := _fold(text)) >= PASSAGE_CHARS]
         self._blocks: dict[str, list[tuple[int, int]]] = {}
         for number, text in enumerate(self._texts):
             for start in range(0, len(text) - _BLOCK + 1, _BLOCK):
                 places = self._blocks.setdefault(text[start : start + _BLOCK], [])
-                if len(places) < 50:  # boilerplate: its first places suffice to find it
+                if len(places) < 50:  # boilerplate: a bound on time; its first places suffice to find it
                     places.append((number, start))
 
     def holds_passage(self, text: str) -> bool:
-        """Whether 40 characters of some row stand in the text: as it is, unescaped, without terminal colours."""
+        """Whether the text contains 40 consecutive characters of some row: raw, HTML-unescaped, or without tags.
+
+        Terminal colours are ignored.
+        """
         plain = _ANSI.sub("", text)
         return any(self._found(_fold(form)) for form in {plain, unescape(plain), _untagged(plain)})
 
     def names(self, text: str) -> str:
-        """The text without row ids and absolute paths, which become blocks and the path's last name."""
+        """Return the text with row ids masked and absolute paths shortened to their last name."""
         text = _PATH.sub(lambda match: "…/" + re.split(r"[/\\]", match.group().rstrip("/\\"))[-1], text)
-        for place in self._home:  # one of a single name, or with odd characters
+        for place in self._home:  # _PATH misses a folder of a single name, or with unusual characters
             text = text.replace(place, "…")
         for one in self._odd:
             text = text.replace(one, MASK)
         return _TOKEN.sub(lambda match: self._without_id(match.group()), text)
 
     def plain(self, text: str) -> str:
-        """The text without terminal colours, ids and paths, its lines that hold a passage left out."""
+        """Return the text without terminal colours, ids and paths; lines that contain a passage are masked."""
         text = self.names(_ANSI.sub("", text))
         if not self.holds_passage(text):
             return text
         kept = [MASK if self.holds_passage(line) else line for line in text.split("\n")]
         joined = "\n".join(kept)
+        # a passage may span lines, none of which contains 40 characters of it
         return MASK if self.holds_passage(joined) else joined
 
     def _without_id(self, token: str) -> str:
         bare = token.strip(".:!?…")
         if bare in self._ids and (len(bare) >= LEAST_ID_CHARS):
             return token.replace(bare, MASK)
-        probe = re.fullmatch(r"([ps]\d+-)(.+)", bare)  # the generate stage's names of prefixes and suffixes
+        probe = re.fullmatch(r"([ps]\d+-)(.+)", bare)  # ids of prefixes and suffixes from the generate stage
         return token.replace(bare, probe.group(1) + MASK) if probe and probe.group(2) in self._ids else token
 
     def _found(self, text: str) -> bool:
@@ -104,7 +114,7 @@ class Scrubber:
 
 
 def _common(one: str, i: int, other: str, j: int) -> int:
-    """Length of the run around equal blocks at i and j."""
+    """Return the length of the common run around equal blocks at i and j; each side stops after PASSAGE_CHARS."""
     left = 0
     while left < min(i, j, PASSAGE_CHARS) and one[i - left - 1] == other[j - left - 1]:
         left += 1
@@ -117,7 +127,7 @@ def _common(one: str, i: int, other: str, j: int) -> int:
 
 
 def _fold(text: str) -> str:
-    """With single spaces, so that no line break hides a passage."""
+    """Return the text with single spaces, so that a line break does not hide a passage."""
     return _SPACE.sub(" ", text or "")
 
 

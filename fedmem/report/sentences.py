@@ -11,10 +11,16 @@ from fedmem.display.numbers import NO_CONTROL, PREFIXES_ALONE, UNDEFINED, listed
 
 
 def over_control(summary: pd.DataFrame, part: str, counting: str) -> str:
-    """Which runs are above their held-out control. summary: `ratios.summary` with a column run."""
+    """Describe which runs exceed their held-out control.
+
+    summary: `ratios.summary` of several runs, with a column run.
+    part: intra, inter or total.
+    counting: paper, strict or verbatim.
+    """
     rows = summary[(summary["counting"] == counting) & (summary["metric"] == f"excess_{part}")]
     known = rows.dropna(subset=["value"])
     ratios = summary[(summary["counting"] == counting) & (summary["metric"] == f"mr_{part}")]
+    # a missing control and an undefined ratio both make the excess NaN; the reader needs to know which
     if known.empty and ratios["value"].notna().any():
         return f"Of MR_{part} under {counting} counting {NO_CONTROL}."
     if known.empty:
@@ -23,12 +29,19 @@ def over_control(summary: pd.DataFrame, part: str, counting: str) -> str:
     words = [f"`{row['run']}` (by {points(row['value'])})" for row in above.to_dict("records")]
     rest = [run for run in known["run"] if run not in set(above["run"])]
     parts = [f"is above its held-out control in {listed(words)}"] if words else []
-    parts += [f"is not told from {'it' if words else 'its held-out control'} in {listed(quoted(rest))}"] if rest else []
+    parts += (
+        [f"is indistinguishable from {'it' if words else 'its held-out control'} in {listed(quoted(rest))}"]
+        if rest
+        else []
+    )
     return f"MR_{part} under {counting} counting {'; it '.join(parts)}. {PREFIXES_ALONE}"
 
 
 def intra_over_inter(found: dict[str, dict]) -> str:
-    """In which runs a client's own text comes back more than others' text. found: {run: `comparisons…` record}."""
+    """Describe in which runs a client's own text comes back more often than other clients' text.
+
+    found: {run: record with difference (MR_intra − MR_inter), low, high}; NaN where undefined.
+    """
     known = {run: row for run, row in found.items() if not pd.isna(row["difference"])}
     above = [run for run, row in known.items() if row["low"] > 0]
     below = [run for run, row in known.items() if row["high"] < 0]
@@ -36,18 +49,24 @@ def intra_over_inter(found: dict[str, dict]) -> str:
     parts = [
         f"MR_intra is above MR_inter in {listed(quoted(above))}" if above else "",
         f"below it in {listed(quoted(below))}" if below else "",
-        f"the two are not told apart in {listed(quoted(open_))}" if open_ else "",
+        f"the two are indistinguishable in {listed(quoted(open_))}" if open_ else "",
     ]
     text = "; ".join(part for part in parts if part)
     return f"MR_intra and MR_inter: {text}." if known and not above else f"{text or f'MR_inter {UNDEFINED}'}."
 
 
 def comparison(table: pd.DataFrame, part: str = "total", level: float = 0.05) -> str:
-    """Which runs differ, after Holm. table: `comparisons.compare`."""
+    """Describe which runs differ after Holm's adjustment.
+
+    table: `comparisons.compare`.
+    part: intra, inter or total.
+    level: significance level of p_holm, between 0 and 1.
+    """
     rows = table[(table["part"] == part) & table["difference"].notna()]
     if rows.empty:
         return "No two runs differ in one parameter alone, so nothing is compared."
     tested = rows[rows["p_holm"].notna()]
+    # the adjusted p-value decides, not the interval, which is not adjusted for the number of comparisons
     apart = tested[tested["p_holm"] < level]
     words = [
         f"`{row['run']}` {'+' if row['difference'] > 0 else '−'}{points(abs(row['difference']))} against "
@@ -59,13 +78,17 @@ def comparison(table: pd.DataFrame, part: str = "total", level: float = 0.05) ->
     text = (
         f"after Holm's adjustment {listed(words)}."
         if words
-        else "no two runs are told apart on the prefixes that they share."
+        else "no two runs are distinguishable on the prefixes that they share."
     )
     return f"MR_{part}: {text}{end} {PREFIXES_ALONE}"
 
 
 def over_reference(table: pd.DataFrame, reference: str) -> str:
-    """How runs stand beside a control by another model. table: `comparisons.over_references`."""
+    """Describe which runs exceed a reference model.
+
+    table: `comparisons.over_references`. reference: untrained or local.
+    """
+    # a local model has seen its own client's rows, so it is a control between clients only
     part = "inter" if reference == "local" else "total"
     rows = table[(table["reference"] == reference) & (table["part"] == part)].dropna(subset=["difference"])
     if rows.empty:
@@ -73,13 +96,18 @@ def over_reference(table: pd.DataFrame, reference: str) -> str:
     above = list(rows.loc[rows["low"] > 0, "run"])
     rest = [run for run in rows["run"] if run not in above]
     parts = [f"MR_{part} is above the {reference} model's in {listed(quoted(above))}."] if above else []
-    return " ".join(parts + ([f"Not told from the {reference} model: {listed(quoted(rest))}."] if rest else []))
+    return " ".join(
+        parts + ([f"Indistinguishable from the {reference} model: {listed(quoted(rest))}."] if rest else [])
+    )
 
 
 def suffix_clients(cells: pd.DataFrame, counting: str) -> str:
-    """Whether some clients' suffixes are easier, whoever prompts. cells: `ratios.cells`."""
+    """Describe which clients' text comes back most and least often to other clients' prompts.
+
+    cells: `ratios.cells` of one run. counting: paper, strict or verbatim.
+    """
     rows = cells[(cells["counting"] == counting) & cells["member"] & (cells["prefix_client"] != cells["suffix_client"])]
-    rows = rows.groupby("suffix_client")[["hits", "n"]].sum(min_count=1)
+    rows = rows.groupby("suffix_client")[["hits", "n"]].sum(min_count=1)  # all NaN stays NaN, not 0
     shares = (rows["hits"] / rows["n"]).dropna()
     if shares.empty:
         return f"MR between clients under {counting} counting {UNDEFINED}."
@@ -87,25 +115,34 @@ def suffix_clients(cells: pd.DataFrame, counting: str) -> str:
         return f"No client's text came to other clients' prompts under {counting} counting."
     return (
         f"By other clients' prompts, the text of client {shares.idxmax()} comes back most often "
-        f"({percent(shares.max())}), that of client {shares.idxmin()} least ({percent(shares.min())}); where the "
+        f"({percent(shares.max())}), that of client {shares.idxmin()} least ({percent(shares.min())}); if the "
         "intervals overlap, the order may be chance."
     )
 
 
 def gap(table: pd.DataFrame) -> str:
-    """Whether models that fit their training rows better than test rows give back more. table: gap, mr_intra."""
+    """Describe the rank correlation of perplexity gap (test against training rows) and MR_intra over runs.
+
+    table: a row per run with gap and value (MR_intra, in 0 … 1).
+    """
+    # two points always correlate by ±1, and a constant gap has no ranks
     known = table.dropna(subset=["gap", "value"])
     if len(known) < 3 or known["gap"].nunique() < 2:
-        return "Fewer than three runs with a perplexity gap: nothing can be said about how it goes with memorization."
+        return "Fewer than three runs with a perplexity gap: its relation to memorization cannot be assessed."
     rank = float(known["gap"].rank().corr(known["value"].rank()))
     return (
         f"Over {len(known)} runs the ranks of perplexity gap and MR_intra correlate by {rank:.2f}; so few runs show a "
-        "direction, no law."
+        "direction only."
     )
 
 
 def seeds(table: pd.DataFrame, metric: str = "mr_intra", counting: str = "verbatim") -> str:
-    """What seeds of training say."""
+    """Describe mean and standard deviation of a metric over training seeds.
+
+    table: `comparisons.seeds`.
+    metric: its name in the column metric, for example mr_intra.
+    counting: paper, strict or verbatim.
+    """
     rows = table[(table["metric"] == metric) & (table["counting"] == counting)].dropna(subset=["mean"])
     if rows.empty:
         return "Every run was trained once: this study says nothing about how much training itself varies."
@@ -117,20 +154,24 @@ def seeds(table: pd.DataFrame, metric: str = "mr_intra", counting: str = "verbat
 
 
 def clipped(parameters: pd.DataFrame) -> str:
-    """What must be said wherever runs with update_clip show; nothing without such runs. parameters: a row a run."""
+    """Return the caveat for runs with update_clip, or an empty string without such runs.
+
+    parameters: one row per run (index: its name). Every table and figure that shows such a run repeats the caveat.
+    """
+    # not every study's table of parameters has this column
     rows = parameters[parameters["update_clip"].notna()] if "update_clip" in parameters else parameters.iloc[:0]
     return f"{listed(quoted(rows.index))}: clipping and noise, no formal guarantee." if len(rows) else ""
 
 
 def comparable(published: pd.DataFrame) -> str:
-    """Whether our figures may be held against the published ones. published: `tables.tables`."""
+    """Describe whether figures here are comparable with the published ones. published: `tables.tables`."""
     rows = published[published["run"].notna()]
     if rows.empty:
-        return "This study has no run in any place of the published tables."
+        return "No run of this study corresponds to a place in the published tables."
     if rows["comparable"].all():
         return (
-            "Models and kinds of corpora are the published study's; what it does not say (who is a client, how much is "
-            "trained, the temperature) is our choice, so that small differences say nothing."
+            "Models and kinds of corpora are the published study's; what it does not specify (who is a client, how "
+            "much is trained, the temperature) is our choice, so small differences are not meaningful."
         )
     which = (
         "ours are"
@@ -138,18 +179,18 @@ def comparable(published: pd.DataFrame) -> str:
         else f"those of {listed(quoted(dict.fromkeys(rows.loc[~rows['comparable'], 'run'])))} are"
     )
     return (
-        f"Not comparable: {which} of other models and other corpora than the published ones. The columns stand beside "
-        "each other for their order and direction, not for their size."
+        f"Not comparable: {which} of other models and other corpora than the published ones. Compare the "
+        "columns by their order and direction, not by their size."
     )
 
 
 def findings(table: pd.DataFrame) -> str:
-    """How many of the published claims hold here. table: `findings.findings`."""
+    """Describe how many of the published claims hold here. table: `findings.findings`."""
     if table.empty:
-        return "This study has no runs that say anything to a published finding."
+        return "This study has no runs that bear on a published finding."
     counts = table["here"].value_counts().reindex(["holds", "does not hold", "open"], fill_value=0)
     return (
         f"Of {len(table)} comparisons behind the published findings {counts['holds']} go the same way here, "
-        f"{counts['does not hold']} the other way, and {counts['open']} are open: their intervals hold 0. "
+        f"{counts['does not hold']} the other way, and {counts['open']} are open: their intervals contain 0. "
         f"{PREFIXES_ALONE}"
     )

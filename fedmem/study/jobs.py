@@ -14,7 +14,7 @@ DESCRIPTION = "study.json"  # of a study in results: every run with all its para
 
 @dataclass(frozen=True)
 class Job:
-    """One stage to be published in `folder`; shared by all runs whose parameters agree up to here."""
+    """One stage, to be published in `folder`; shared by all runs with the same parameters up to this stage."""
 
     stage: str
     folder: Path
@@ -28,11 +28,11 @@ class Job:
 
     @property
     def configs(self) -> dict[str, StageConfig]:
-        """The parameters of the stage and of its ancestors by stage, a partition's first."""
+        """The parameters of the stage and of its ancestors, by stage, in the order of the stages."""
         return (self.parent.configs if self.parent else {}) | {self.stage: self.config}
 
     def parameters(self) -> dict[str, Any]:
-        """What the stage's notebook is given: its shown parameters, the others as options, and its parent's folder."""
+        """The arguments of the stage's notebook: parent folder, shown parameters, and all others in `options`."""
         values = self.config.model_dump()
         shown = {name: values.pop(name) for name in self.config.shown}
         parent = {self.config.parent: f"{self.parent.stage}/{self.parent.folder.name}"} if self.parent else {}
@@ -41,12 +41,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """One point of a study's grid: a name, resolved parameters of every stage, and its jobs in order."""
+    """One point of a study's grid: its name, the parameters of every stage, and its jobs in the order of the stages."""
 
     name: str
     configs: dict[str, StageConfig]
     jobs: dict[str, Job]
-    resources: dict[str, dict[str, int]] = field(default_factory=dict)  # asked for by stage, as the files say
+    resources: dict[str, dict[str, int]] = field(default_factory=dict)  # by stage, as requested in the files
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Study:
 
     name: str
     title: str
-    note: str  # what a reader of the report must know before its figures
+    note: str  # what a reader must know before the report's figures
     runs: tuple[Run, ...]
 
     @property
@@ -65,15 +65,16 @@ class Study:
     @property
     def jobs(self) -> dict[str, Job]:
         """Distinct jobs of all runs by id, parents first."""
+        # stage by stage, so that parents precede children; the dict keeps the first of each id
         ordered = [run.jobs[stage] for stage in STAGES for run in self.runs]
         return {job.id: job for job in ordered}
 
     def shared_by(self, job: Job) -> int:
-        """How many runs use a job."""
+        """Return how many runs use the job."""
         return sum(run.jobs[job.stage].id == job.id for run in self.runs)
 
     def describe(self) -> dict[str, Any]:
-        """The study as its report reads it: every run's resolved parameters and stage folders."""
+        """Return the content of `study.json`, which the report reads: each run's parameters, stages and resources."""
         return {
             "name": self.name,
             "title": self.title,
@@ -91,7 +92,7 @@ class Study:
 
 
 def jobs_of(configs: dict[str, StageConfig], known: dict) -> dict[str, Job]:
-    """The jobs of one run; `known` keeps those made before, so that a file read from outside is digested once."""
+    """Return the jobs of one run. known: the jobs made before; it is extended, so that a corpus is hashed only once."""
     jobs, parent = {}, None
     for stage, config in configs.items():
         if (config, parent) not in known:

@@ -224,12 +224,13 @@ def _word(key: str, value: Any) -> str:
 def load_study(
     path: str | Path, base: str | None = None, overrides: dict[str, Any] | None = None, name: str | None = None
 ) -> Study:
-    """Reads and validates a study and everything it builds on.
+    """Read and validate a study with its base and the studies that it includes; nothing is executed.
 
-    path: a study's YAML file; or a study in results, its folder or `study.json`, whose runs are taken as they were,
-    parameter by parameter. `base` replaces the study's base, `overrides` ({parameter: value}) win over everything,
-    `name` names the result. Raises ConfigError with the file, the key, what it got and what is allowed; nothing has
-    been executed then.
+    path: a study's YAML file; or a study in results, as its folder or `study.json`, whose parameters are kept.
+    base: name of a base that replaces the study's own; None keeps it. Not valid for a study in results.
+    overrides: {parameter: value}; they take precedence over every other source.
+    name: name of the study in results; None takes the file's.
+    Raises ConfigError, with the file, the key, the value and the expected values, one line for each fault.
     """
     path = Path(path)
     path = path / DESCRIPTION if path.is_dir() else path
@@ -244,28 +245,33 @@ def load_study(
         try:
             configs = create_all(point.values, point.origin)
             run = Run(point.name, configs, jobs_of(configs, known), point.resources)
+            # the same run may appear twice; equal names with different parameters are a fault
             if found.setdefault(point.name, run) != run:
-                faults.append(f"{path}: two runs are named {point.name!r}: their grid values read alike")
+                faults.append(f"{path}: two runs are named {point.name!r}: their grid values are written alike")
         except (ConfigError, FileNotFoundError) as error:
+            # collected, so that one attempt reports the faults of the whole grid
             faults += str(error).splitlines()
     if faults:
+        # runs that share a stage repeat its fault
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return Study(name, content.get("title", path.stem), content.get("note", ""), tuple(found.values()))
 
 
 def _described(path: Path, base: str | None, overrides: dict[str, Any]) -> tuple[dict[str, Any], list[Point]]:
-    """(description, Points) of a study that `Study.describe` wrote; every parameter is the file's or an override."""
+    """Return (description, Points) of a file that `Study.describe` wrote; parameters come from it or an override."""
     if base is not None:
         raise ConfigError(
-            f"{path}: --base: got {base!r}; its runs say every parameter themselves: use --set, or the YAML"
+            f"{path}: --base: got {base!r}; expected no base: its runs list every parameter. Use --set, or the YAML"
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         described = [(run["name"], run["parameters"], run.get("resources", {})) for run in content["runs"]]
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; a study's folder in results holds one") from None
+        raise ConfigError(
+            f"{path}: there is no such file; expected a study's folder in results, which contains it"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: is no description of a study ({type(error).__name__}: {error})") from None
+        raise ConfigError(f"{path}: is not a description of a study ({type(error).__name__}: {error})") from None
     found = []
     for run, parameters, asked in described:
         origin = dict.fromkeys(parameters, f"{path}: {run}") | dict.fromkeys(overrides, "--set")

@@ -20,7 +20,10 @@ from fedmem.study.jobs import DESCRIPTION, Job, Study
 
 @dataclass
 class Plan:
-    """What a study still needs: {job id: finished | stale | to do}, and the same for its report."""
+    """The states of a study's jobs: {job id: finished | stale | to do}, and the state of its report.
+
+    keep_stale: stale stages are kept instead of repeated. reasons: {job id: why it is not finished}.
+    """
 
     study: Study
     states: dict[str, str]
@@ -29,20 +32,26 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def wanted(self, state: str) -> bool:
+        """Whether a job in this state is executed."""
         return state == "to do" or (state == "stale" and not self.keep_stale)
 
     @property
     def to_do(self) -> list[Job]:
-        """Jobs that are to be executed, parents first."""
+        """Jobs to execute, parents first."""
         return [job for id_, job in self.study.jobs.items() if self.wanted(self.states[id_])]
 
     @property
     def report_to_do(self) -> bool:
+        """Whether the report is written: it is not finished, or a job that it reads is executed."""
         return bool(self.to_do) or self.wanted(self.report)
 
 
 def make_plan(study: Study, keep_stale: bool = False) -> Plan:
-    """States of all stages of a study; reads manifests, executes nothing."""
+    """Return the states of all stages of a study; reads manifests, executes nothing.
+
+    keep_stale: keep stale stages instead of repeating them.
+    """
+    # once for each kind of stage: a digest reads source files, and a study may have many jobs
     code = {stage: code_files(stage) for stage in (*STAGES, "studies")}
     states, reasons = {}, {}
     for id_, job in study.jobs.items():
@@ -53,7 +62,7 @@ def make_plan(study: Study, keep_stale: bool = False) -> Plan:
     except StageError:
         return result
     expected = report_identity({run.name: run.jobs["analyze"].identity for run in study.runs})
-    page = study.folder / "report.html"  # it comes after the rest
+    page = study.folder / "report.html"  # written after the manifest, so a published report may lack it
     if report.identity == expected and page.is_file() and not report.damaged() and _is_described(study):
         stale = report.manifest["code"] != digest_of(code["studies"]) or "stale" in states.values()
         result.report = "stale" if stale else "finished"
@@ -61,13 +70,16 @@ def make_plan(study: Study, keep_stale: bool = False) -> Plan:
 
 
 def _state(job: Job, code: dict[str, dict[str, str]], states: dict[str, str]) -> tuple[str, str]:
-    """(state, reason). A stage of other code or of another parent than the recorded one is stale."""
+    """Return (state, reason) of a job. A stage is stale if the code or its parent changed since it was published.
+
+    states: the states of the jobs before it, its parent's among them.
+    """
     try:
         stage = open_stage(job.folder)
     except StageError:
         return "to do", ""
     if stage.identity != job.identity:
-        return "to do", "another stage lies in its folder"
+        return "to do", "its folder contains another stage"
     if name := stage.damaged():
         return "to do", f"its file {name} is missing or of another size"
     if stage.manifest["code"] != digest_of(code[job.stage]):
@@ -76,14 +88,15 @@ def _state(job: Job, code: dict[str, dict[str, str]], states: dict[str, str]) ->
         if states[job.parent.id] != "finished":
             return "stale", f"its {job.parent.stage} stage is {states[job.parent.id]}"
         if stage.parent_changed:
-            return "stale", f"its {job.parent.stage} stage has other files now"
+            return "stale", f"its {job.parent.stage} stage has changed files"
     return "finished", ""
 
 
 def session_jobs(plan: Plan, found: Mapping[str, Estimate]) -> list[dict[str, Any]]:
-    """The jobs of one session as `fedmem.study.execute` and the Snakefile read them; the report comes last.
+    """Return the jobs of one session in the form that `fedmem.study.execute` and the Snakefile read; the report is
+    last.
 
-    Each states its resources: what the study's files ask for, the rest by its estimate, `found` by its id.
+    found: {job id: estimate}, for the resources that the study's files do not request.
     """
     names, asked = {job.id for job in plan.to_do}, estimates.stated_resources(plan.study)
     entries = [
@@ -91,24 +104,29 @@ def session_jobs(plan: Plan, found: Mapping[str, Estimate]) -> list[dict[str, An
         | {"resources": estimates.resources(found[job.id], asked.get(job.id)), "threads": _threads(job)}
         for job in plan.to_do
     ]
+    # a finished parent is not part of the session, so no job can wait for it
     for entry in entries:
         entry["after"] = [name for name in entry["after"] if name in names]
     return [*entries, report_job(plan.study.name, [e["id"] for e in entries if e["stage"] == "analyze"])]
 
 
 def _threads(job: Job) -> int:
-    """Processors that a job uses at once."""
+    """Return how many processors a job uses at once."""
     if job.stage in ("train", "generate"):
         return job.configs["train"].torch_threads
     return job.config.detect_workers if job.stage == "detect" else 1
 
 
 def report_job(name: str, after: list[str] | None = None) -> dict[str, Any]:
-    """The job of a study's report, which covers those runs whose analysis is finished; it needs the `study.json`."""
+    """Return the job of a study's report, which covers the runs with a finished analysis and reads `study.json`.
+
+    name: the study's name. after: ids of the jobs that it waits for.
+    """
     return _entry("report", "studies", results_root() / "studies" / name, {"study": name}, after or [])
 
 
 def _entry(id_: str, stage: str, folder: Path, parameters: dict, after: list[str]) -> dict[str, Any]:
+    # absolute, since a job may run in another process and folder than the command
     environment = {"FEDMEM_RESULTS": str(results_root())}
     return {
         "id": id_, "stage": stage, "folder": str(folder), "parameters": parameters, "after": after,
@@ -121,17 +139,19 @@ def description_of(study: Study) -> str:
 
 
 def _is_described(study: Study) -> bool:
-    """Whether `study.json` in the study's folder says what the study is."""
+    """Whether `study.json` in the study's folder describes this study."""
     try:
-        told = json.loads((study.folder / DESCRIPTION).read_text(encoding="utf-8"))
+        described = json.loads((study.folder / DESCRIPTION).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return False
-    return told == json.loads(description_of(study))
+    # both from JSON: tuples and keys that are not strings compare equal only after a round trip
+    return described == json.loads(description_of(study))
 
 
 def write_description(study: Study) -> None:
-    """Writes `study.json`, which the report reads, into the study's folder."""
+    """Write `study.json`, which the report reads, into the study's folder."""
     study.folder.mkdir(parents=True, exist_ok=True)
+    # renamed when complete, so that a report never reads half a file
     partial = study.folder / f".{DESCRIPTION}"
     partial.write_text(description_of(study), encoding="utf-8")
     partial.replace(study.folder / DESCRIPTION)

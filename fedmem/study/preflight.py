@@ -157,7 +157,7 @@ def _undealt(partition: StageConfig) -> Found:
 
     try:
         texts = _texts(partition)
-        # "topics" fits a model, and removing duplicates takes as long as the stage itself
+        # only the fast rules: clustering by topic or a search for duplicates takes as long as the stage itself
         if partition.partitioner in ("natural", "iid") and partition.duplicates == "keep":
             quotas = dealing.quotas(partition.split_rows, partition.n_clients, partition.skew)
             rules = {"unit": partition.unit, "client_groups": partition.client_groups}
@@ -187,7 +187,7 @@ def _train(configs: Configs) -> Found:
             "rows would fail: lower max_tokens"
         )
     if train.precision == "bf16" and train.algorithm != "none" and not gpus.visible():
-        yield _likely("precision: bf16, and this machine has no GPU: intended if a GPU does the training, slow without")
+        yield _likely("precision: bf16, and this machine has no GPU: right if a GPU does the training, slow without")
 
 
 def model_problems(name: str) -> Found:
@@ -283,7 +283,7 @@ def _machine(configs: Configs, job: Job, guess: Estimate) -> Found:
     cuda = job.stage in ("train", "generate") and configs["train"].device == "cuda"
     if (guess.gpu or cuda) and not gpus.visible():
         asked = "device: cuda" if cuda else "resources: gpu: 1"
-        yield _likely(f"{asked}, and this machine has no GPU: intended on a cluster with GPUs, else set device to cpu")
+        yield _likely(f"{asked}, and this machine has no GPU: right on a cluster with GPUs, else set device to cpu")
 
 
 def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
@@ -303,7 +303,7 @@ def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
         if needed > here:
             advice = ": lower batch_size, raise gradient_accumulation, or take finetuning: lora" * (stage == "train")
             yield _likely(
-                f"memory: a {stage} stage takes up to {needed:.0f} GB, and this machine has {here:.0f} GB{advice}"
+                f"memory: a {stage} stage needs up to {needed:.0f} GB, this machine has {here:.0f} GB{advice}"
             )
     needed, free = sum(estimates[job.id].disk_mb for job in sized) / 1000, shutil.disk_usage(place).free / 1e9
     if needed * ROOM > free:

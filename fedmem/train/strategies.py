@@ -22,7 +22,7 @@ CLIPPING = "clipping and noise, no formal guarantee"
 
 OWN = {"fedavg": "FedAvg", "fedprox": "FedProx", "central": "FedAvg", "local": "FedAvg"}
 
-SET_HERE = {  # arguments of strategies that fedmem gives itself, or that no YAML can hold
+SET_HERE = {  # arguments of strategies that fedmem sets itself, or that YAML cannot express
     "fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes",
     "weighted_by_key", "arrayrecord_key", "configrecord_key", "train_metrics_aggr_fn", "evaluate_metrics_aggr_fn",
     "proximal_mu", "train_loss_key", "selection_rule",
@@ -30,16 +30,16 @@ SET_HERE = {  # arguments of strategies that fedmem gives itself, or that no YAM
 
 RATES = ("eta", "eta_l", "server_learning_rate", "client_learning_rate")
 
-ENOUGH = {"Krum": 2, "MultiKrum": 2, "Bulyan": 4}  # clients: that many times num_malicious_nodes, and 3 more
+ENOUGH = {"Krum": 2, "MultiKrum": 2, "Bulyan": 4}  # least number of clients: this factor · num_malicious_nodes + 3
 
-NOISE = 2**32 - 1  # stands where a client's id stands in a seed: no client has it
+NOISE = 2**32 - 1  # takes the place of a client's id in a seed; no client has this id
 
 
 class _Demanding:
-    """Put before a Flower strategy: every client must answer every round, with something that can be averaged.
+    """Mixin before a Flower strategy: every client must answer every round, with weights that can be averaged.
 
-    Flower itself averages whoever answered, and keeps the old weights when nobody did. The aggregation that follows
-    the checks is the strategy's own. An answer is checked before it is averaged.
+    Flower itself averages the answers that arrived, and keeps the old weights when there are none. Each answer is
+    checked before the strategy's own aggregation uses it.
     """
 
     clients: tuple[int, ...]
@@ -48,34 +48,44 @@ class _Demanding:
     _sent: ArrayRecord
 
     def configure_train(self, server_round, arrays, config, grid):
+        """Keep the arrays that are sent, for the checks of the answers, then configure as Flower does.
+
+        server_round: the round, from 1. arrays: the global model's weights. config: settings sent to every client.
+        grid: the connection to the clients.
+        """
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round, replies):
-        if isinstance(replies, list):  # from a network, in any order; a generator answers in client order
+        """Check all replies and aggregate them; raises FederatedError for a bad reply or too few clients."""
+        # a network returns a list in any order, and floating-point sums depend on it; a generator is in client order
+        if isinstance(replies, list):
             replies = sorted(replies, key=_client)
         arrays, metrics = super().aggregate_train(server_round, self.checked(server_round, replies))
         if arrays is None:
             name = next(base.__name__ for base in type(self).__mro__ if base.__module__.startswith("flwr."))
             raise FederatedError(
-                f"round {server_round}: {name} made no weights of {len(self.clients)} clients' answers, which is too "
-                "few for its strategy_options: take more clients, or a smaller num_malicious_nodes."
+                f"round {server_round}: {name} computed no weights from {len(self.clients)} clients' answers, which is "
+                "too few for its strategy_options: use more clients, or a smaller num_malicious_nodes."
             )
         return self._as_sent(arrays), metrics
 
     def checked(self, server_round: int, replies: Iterable[Message]) -> Iterator[Message]:
-        """The replies, one by one, each found good and noted; at their end, all clients must have answered."""
+        """Yield each reply once it is checked and recorded in the history; raises FederatedError for a bad reply.
+
+        server_round: the round, from 1. replies: the clients' answers. Finally, every client must have answered once.
+        """
         answered = []
         for reply in replies:
             self._check(server_round, reply)
             self._note(server_round, reply.content["metrics"])
             answered.append(reply.content["metrics"]["client"])
             yield reply
-            del reply  # a generator that keeps it would hold one answer more than is needed
+            del reply  # otherwise the generator would keep one more answer in memory
         if sorted(answered) != sorted(self.clients):
             raise FederatedError(
-                f"round {server_round}: {len(answered)} of {len(self.clients)} clients answered ({answered}); a round "
-                "counts only with all of them, each once. See the log of the missing ones."
+                f"round {server_round}: {len(answered)} of {len(self.clients)} clients answered ({answered}); expected "
+                "each of them once. See the logs of the missing clients."
             )
 
     def _check(self, server_round: int, reply: Message) -> None:
@@ -83,14 +93,17 @@ class _Demanding:
         metrics, arrays = reply.content["metrics"], reply.content["arrays"]
         where = f"{named(metrics['client'])}, round {server_round}"
         if metrics["num-examples"] <= 0:
-            raise FederatedError(f"{where}: trained on 0 examples, so it has no weight in an average. Give it rows.")
+            raise FederatedError(f"{where}: trained on 0 examples, so its weight in the average is 0. Give it rows.")
         shapes = ({name: tuple(array.shape) for name, array in record.items()} for record in (arrays, self._sent))
         if next(shapes) != next(shapes):
-            raise FederatedError(f"{where}: its arrays are not those that it was sent: not the same model.")
+            raise FederatedError(
+                f"{where}: its arrays are not those that it was sent; expected the same names and shapes."
+            )
         wrong = [name for name, value in metrics.items() if not np.isfinite(value)]
         wrong += [name for name, array in arrays.items() if not np.isfinite(array.numpy()).all()]
         if wrong:
             raise FederatedError(f"{where}: not finite: {', '.join(wrong[:5])}. Lower learning_rate or proximal_mu.")
+        # training without effect raises no error on the client
         if metrics["drift"] == 0:
             raise FederatedError(f"{where}: its weights did not change at all. Raise learning_rate or local_epochs.")
         if self.update_clip is not None:
@@ -98,11 +111,11 @@ class _Demanding:
 
     def _check_clipped(self, where: str, arrays: ArrayRecord) -> None:
         moved = drift(arrays, self._sent)
-        # Slack for what fp32 rounds: the norm that the client scales by, and w_t + update.
+        # slack for fp32 rounding: of the norm that the client scales by, and of w_t + update
         if moved > self.update_clip * 1.001 + norm(self._sent) * 2**-23:
             raise FederatedError(
                 f"{where}: its update has norm {moved:.6g}, more than update_clip = {self.update_clip:g}: it was not "
-                "clipped. Its app lacks the mod `fedmem.train.in_process_grid.clipping` on its train function "
+                "clipped. Add the mod `fedmem.train.in_process_grid.clipping` to the train function of its app "
                 f"(@app.train(mods=[clipping])); nothing was averaged. ({CLIPPING})"
             )
 
@@ -112,7 +125,7 @@ class _Demanding:
         self.history.add_seconds(server_round, client, "train", metrics["seconds"])
 
     def _as_sent(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The arrays in the types that they travel in: some strategies compute in fp64, a checkpoint holds fp32."""
+        """Return the arrays in the types that were sent: some strategies compute in fp64, a checkpoint is fp32."""
         for name, array in arrays.items():
             if array.dtype != self._sent[name].dtype:
                 arrays[name] = Array(array.numpy().astype(self._sent[name].dtype))
@@ -120,18 +133,20 @@ class _Demanding:
 
 
 class _Streaming:
-    """The weighted mean as the answers come in: m ← m + (n_j / N)·(w_j − m), N the examples so far, w_j's among them.
+    """Running weighted mean: m ← m + (n_j / N)·(w_j − m), with N the number of examples so far, those of w_j included.
 
-    Equal to Σ n_j w_j / Σ n_j (McMahan et al. 2017, algorithm 1) but for rounding; exact for the first client, and for
-    clients that agree. Beside the mean, one answer is held at a time.
+    Equal to Σ n_j w_j / Σ n_j (McMahan et al. 2017, algorithm 1) up to rounding; exact for a single client and for
+    clients with equal weights. Only the mean and one answer are in memory.
     """
 
     def aggregate_train(self, server_round, replies):
+        """Return the weighted mean of the replies' arrays, and no metrics: the history records those."""
         mean, total = {}, 0
         for reply in replies:
             examples, arrays = reply.content["metrics"]["num-examples"], reply.content["arrays"]
             total += examples
             for name in list(arrays):
+                # popped and updated in place, so that no third copy of an array exists
                 array = arrays.pop(name).numpy()
                 if name in mean:
                     array -= mean[name]
@@ -146,18 +161,21 @@ class _Streaming:
 class _ClippedAndNoised(strategies.DifferentialPrivacyClientSideFixedClipping):
     """Flower's wrapper for client-side fixed clipping, with checks before it and a seed for its noise.
 
-    Clients clip their updates to the norm that is sent along; the mean gets Gaussian noise of standard deviation
+    Clients clip their updates to the norm that they receive; the mean gets Gaussian noise of standard deviation
     update_noise · update_clip / n_clients in every coordinate (McMahan et al. 2018). Clipping and noise, no formal
-    guarantee: the mean is weighted by examples, nothing is accounted, and the test losses see the model without noise
-    of their own. The noise comes from (train_seed, round) alone, so a run repeats. All answers are held at once.
+    guarantee: the mean is weighted by examples, no privacy budget is accounted, and the test losses are published
+    without noise of their own. The noise depends only on (train_seed, round), so a run is reproducible. All answers are
+    in memory at once.
     """
 
     train_seed: int
 
     def aggregate_train(self, server_round, replies):
+        """Aggregate the replies and add seeded noise; raises FederatedError when a client failed."""
         replies = sorted(replies, key=_client)
-        for reply in replies:  # the wrapper drops a round in which one failed, and goes on
+        for reply in replies:  # Flower's wrapper skips a round with a failed client and continues
             _check_answered(server_round, reply)
+        # Flower draws the noise from numpy's global generator: seed it here, restore it for everyone else
         before = np.random.get_state()
         np.random.seed(derive_seed(self.train_seed, server_round, NOISE))
         try:
@@ -167,7 +185,10 @@ class _ClippedAndNoised(strategies.DifferentialPrivacyClientSideFixedClipping):
 
 
 def strategy_names() -> list[str]:
-    """Flower's strategies that average weights, by class name: FedAvg's subclasses without those for trees (Xgb)."""
+    """Return the class names of Flower's strategies that average weights: FedAvg and its subclasses.
+
+    Those for gradient-boosted trees (Xgb) are excluded: they aggregate trees, not arrays.
+    """
     found = {name: getattr(strategies, name) for name in strategies.__all__}
     return sorted(
         name
@@ -177,19 +198,25 @@ def strategy_names() -> list[str]:
 
 
 def options_of(algorithm: str) -> dict[str, inspect.Parameter]:
-    """What `strategy_options` may set for an algorithm: {name: parameter of Flower's class, with type and default}."""
+    """Return the valid `strategy_options` of an algorithm: {name: parameter of Flower's class, with type and default}.
+
+    algorithm: fedavg, fedprox, central, local, or one of `strategy_names`. Raises FederatedError for another one.
+    """
     parameters = inspect.signature(_flower_class(algorithm)).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in SET_HERE}
 
 
 def make_strategy(config, clients: int | Iterable[int], history: History) -> strategies.Strategy:
-    """Flower's strategy for `config.algorithm`, with `strategy_options`, `proximal_mu`, `update_clip`, `update_noise`.
+    """Return Flower's strategy for a training configuration.
 
-    clients: their ids, or their number L for 0 … L − 1; at least one. All train in every round. One that fails, is
-    missing, has no examples, sends what is not finite, did not move or did not clip stops the run with a
-    FederatedError. What they report goes into `history`.
-    central and local are an average over the one client that they train at a time. Raises FederatedError, with what
-    is allowed, for options that the strategy does not have or refuses.
+    central and local average over the single client that they train at a time.
+    config: the train stage's parameters, of which algorithm, strategy_options, proximal_mu, update_clip, update_noise
+        and train_seed are used.
+    clients: the clients' ids, or their number L ≥ 1 for the ids 0 … L − 1; all of them train in every round.
+    history: receives each client's losses, drift, counts and seconds.
+    Raises FederatedError, with the expected options, for options that the strategy does not have or refuses. The
+    strategy raises it when a client fails, is missing, has no examples, sends values that are not finite, did not
+    change its weights, or did not clip its update.
     """
     clients, base = tuple(range(clients) if isinstance(clients, int) else clients), _flower_class(config.algorithm)
     everyone = {"min_train_nodes": len(clients), "min_available_nodes": len(clients)}
@@ -198,6 +225,7 @@ def make_strategy(config, clients: int | Iterable[int], history: History) -> str
     _check_enough(config, len(clients))
     if config.algorithm == "fedprox":
         options["proximal_mu"] = config.proximal_mu
+    # the order of the calls: checks, then the running mean, then Flower's class
     bases = (_Demanding, _Streaming, base) if config.algorithm in OWN else (_Demanding, base)
     demanding = type(f"Demanding{base.__name__}", bases, {"__doc__": f"Flower's {base.__name__}, all clients."})
     with quiet_libraries():
@@ -218,7 +246,7 @@ def _flower_class(algorithm: str) -> type:
     name = OWN.get(algorithm, algorithm)
     if name not in strategy_names():
         allowed = ", ".join([*OWN, *strategy_names()])
-        raise FederatedError(f"algorithm {algorithm!r} has no strategy; allowed here: {allowed}.")
+        raise FederatedError(f"algorithm {algorithm!r} has no strategy; expected one of {allowed}.")
     return getattr(strategies, name)
 
 
@@ -226,38 +254,42 @@ def _checked_options(config) -> dict:
     if not config.federates:
         return {}
     allowed, given = options_of(config.algorithm), dict(config.strategy_options)
-    said = ", ".join(
+    described = ", ".join(
         f"{name} ({'required' if p.default is p.empty else f'default {p.default}'})" for name, p in allowed.items()
     )
     for name, value in given.items():
         if name not in allowed:
             raise FederatedError(
-                f"strategy_options: {config.algorithm} has no option {name!r}{closest(name, allowed)}; allowed: "
-                f"{said or 'none'}"
+                f"strategy_options: {config.algorithm} has no option {name!r}{closest(name, allowed)}; "
+                f"expected options: {described or 'none'}"
             )
         kind = allowed[name].annotation
+        # bool is a subclass of int, but true is not a number in YAML
         if kind in (int, float) and (isinstance(value, bool | str) or (kind is int and not isinstance(value, int))):
             wanted = "a whole number" if kind is int else "a number"
-            raise FederatedError(f"strategy_options: {name}: got {value!r}; allowed is {wanted}; options: {said}")
+            raise FederatedError(f"strategy_options: {name}: got {value!r}; expected {wanted}; options: {described}")
         if name in RATES and value <= 0:
-            raise FederatedError(f"strategy_options: {name}: got {value!r}; allowed is a number above 0")
+            raise FederatedError(f"strategy_options: {name}: got {value!r}; expected a number > 0")
     if missing := [name for name, p in allowed.items() if p.default is p.empty and name not in given]:
-        raise FederatedError(f"strategy_options: {config.algorithm} needs {', '.join(missing)}; options: {said}")
+        raise FederatedError(f"strategy_options: {config.algorithm} needs {', '.join(missing)}; options: {described}")
     return given
 
 
 def _check_enough(config, n_clients: int) -> None:
-    """Blanchard et al. 2017 ask Krum for n > 2f + 2 clients, El Mhamdi et al. 2018 ask Bulyan for n ≥ 4f + 3."""
+    """Check the number of clients: n > 2f + 2 for Krum (Blanchard et al. 2017), n ≥ 4f + 3 for Bulyan.
+
+    The latter is from El Mhamdi et al. 2018; f is num_malicious_nodes. Raises FederatedError.
+    """
     if config.algorithm not in ENOUGH:
         return
     malicious = config.strategy_options.get("num_malicious_nodes", 0)
     needed = ENOUGH[config.algorithm] * malicious + 3
     if malicious < 0:
-        raise FederatedError(f"strategy_options: num_malicious_nodes: got {malicious}; allowed is 0 or more")
+        raise FederatedError(f"strategy_options: num_malicious_nodes: got {malicious}; expected a whole number ≥ 0")
     if n_clients < needed:
         raise FederatedError(
             f"strategy_options: {config.algorithm} with num_malicious_nodes = {malicious} needs {needed} "
-            f"clients ({ENOUGH[config.algorithm]} · num_malicious_nodes + 3), and there are {n_clients}: take more "
+            f"clients ({ENOUGH[config.algorithm]} · num_malicious_nodes + 3), and there are {n_clients}: use more "
             "clients, or a smaller num_malicious_nodes"
         )
 
@@ -271,7 +303,7 @@ def _check_answered(server_round: int, reply: Message) -> None:
 
 
 def _client(reply: Message) -> int:
-    """A reply's place: by client id; a failed one, which names no client, comes first."""
+    """Return the sort key of a reply: its client id; a failed reply, which has none, is first."""
     return -2 if reply.has_error() else reply.content["metrics"]["client"]
 
 

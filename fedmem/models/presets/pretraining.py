@@ -76,7 +76,6 @@ def build_tokenizer(recipe: Recipe, texts: list[str]):
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # single-threaded enough: BPE training is deterministic, so the digest of the recipe identifies the vocabulary
     core.train_from_iterator(texts, trainer)
     settings = roles | {
         "unk_token": None,
@@ -193,8 +192,7 @@ def save(folder: Path, recipe: Recipe, model, tokenizer, record: dict) -> None:
 
 
 def build(name: str, folder: Path) -> None:
-    """Train a preset by its recipe and write it into a folder. Takes minutes on one thread; the bytes are
-    reproducible."""
+    """Train a preset by its recipe and write it into a folder: minutes on one thread, reproducible byte for byte."""
     recipe, threads = RECIPES[name], torch.get_num_threads()
     torch.set_num_threads(1)  # the order of sums depends on the number of threads, and so would the bytes
     try:

