@@ -128,6 +128,27 @@ def save_figure(figure: Figure, data: pd.DataFrame, caption: str, folder: str | 
     return path
 
 
+def show_figure(
+    folder: str | Path, figure: Figure, data: pd.DataFrame, name: str, about: str, *, remark: str = "", **words
+) -> None:
+    """Save a figure with its data and caption, and display it in a notebook with the caption below.
+
+    folder, name: as in `save_figure`.
+    figure: a matplotlib Figure.
+    data: the plotted values.
+    about: sentences about the content.
+    remark: a sentence after the caption, which concerns the runs and not the figure.
+    words: counting, n, confidence, method, as in `caption`.
+
+    Raises ValueError as `caption` and `save_figure` do.
+    """
+    from IPython.display import Markdown, display  # only notebooks display
+
+    text = f"{caption(about, **words)} {remark}".strip()
+    save_figure(figure, data, text, folder, name)
+    display(figure, Markdown(f"*{text}*"))
+
+
 def canvas(width: float, height: float) -> Figure:
     """Create an empty Figure of `width` × `height` inches, drawn by Agg whatever backend is set."""
     figure = Picture(figsize=(width, height))
