@@ -12,7 +12,6 @@ from fedmem.config.vocabulary import TASKS
 from fedmem.corpus import synthetic
 from fedmem.corpus.synthetic import (
     COLUMNS,
-    GROUP_WORDS,
     GROUPS,
     INSTRUCTIONS,
     LABELS,
@@ -100,12 +99,12 @@ def test_groups_differ_in_vocabulary():
     rows = make_corpus("summarization", n_groups=2, rows_per_group=60, seed=2)
     words = {group: set(" ".join(part["input"]).split()) for group, part in rows.groupby("group")}
     assert {"statins", "aorta"} <= words["cardiology"] - words["neurology"]
-    own = sum(len(part) for part in GROUP_WORDS["cardiology"].values())
+    own = sum(len(part) for part in GROUPS["cardiology"].values())
     assert len(words["cardiology"] - words["neurology"]) >= own  # its 36 own words, some with a stop or comma
 
 
 def test_every_slot_has_enough_words():
-    every = [word for own in GROUP_WORDS.values() for part in own.values() for word in part]
+    every = [word for own in GROUPS.values() for part in own.values() for word in part]
     assert len(set(every)) == len(every) == 12 * 36
     for slot, words in WORDS.items():
         assert len(set(words)) == len(words), slot

@@ -8,6 +8,10 @@ place of the row.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+
+from fedmem.config.yaml_files import read
+from fedmem.machine.paths import data_file
 
 SCHEMA = {
     "id": "names the row; unique in the corpus",
@@ -19,21 +23,6 @@ SCHEMA = {
 NEVER_EMPTY = ("id", "input")
 Record = tuple[str, object]  # (the place, for messages, and what was found there)
 MISSING = object()  # unlike None, which is a value (null) that a row may hold
-
-# A row's topic is the first one with the most MeSH terms that contain one of its word stems; "other" if there are none.
-# The topics are few and broad, so that each of the three largest is large enough for a client of the paper's size (a
-# sixth of PubMedQA's 211,269 rows).
-MESH_TOPICS = {
-    "tumours_immunity": "neoplas carcinom cancer tumor lymphom leuk melanom metasta sarcom mastectom radiotherap oncol "
-    "infect virus viral bacter hiv vaccin immun antibod inflamm cytokin sepsis arthritis antigen tubercul microb",
-    "internal": "heart cardi coronar vascul ventric stroke hypertens arter atrial thromb blood-pressure lung asthma "
-    "pulmon respirat bronch hemodynam diabet insulin obes glucos lipid cholesterol body-mass liver hepat gastr "
-    "intestin colon colitis bowel pancrea kidney renal urin prostat bladder diet nutrit vitamin",
-    "brain_mind": "brain neur nerv cogniti mental depress psych schizo anxi dement alzheim parkinson epilep sleep pain "
-    "cerebr spin behavio memory emotion stress",
-    "birth_injury": "pregnan obstet birth matern fetal fetus cesarean gestation fertil ovar menopaus uter fractur bone "
-    "osteo arthroplast knee hip- orthop tendon injur wound trauma",
-}
 
 
 class CorpusError(ValueError):
@@ -236,14 +225,18 @@ def _lower(value: object) -> object:
 
 
 def _mesh_topic(value: object) -> object:
-    """Return the topic of MESH_TOPICS with most of the MeSH terms; the first of equals; "other" if none fits."""
+    """Return the topic (data/mesh_topics.yaml) of most MeSH terms; the first of equals; "other" if none fits."""
     if not isinstance(value, list):
         return value  # not an error here: `checked` reports it with its place, as for every rule
     terms = [str(term).lower().replace(" ", "-") for term in value]
-    hits = {topic: sum(any(stem in term for stem in stems.split()) for term in terms) for topic, stems in _TOPICS}
+    hits = {topic: sum(any(stem in term for stem in stems) for term in terms) for topic, stems in _topics().items()}
     best = max(hits, key=hits.__getitem__)
     return best if hits[best] else "other"
 
 
-_TOPICS = tuple(MESH_TOPICS.items())
+@cache
+def _topics() -> dict[str, list[str]]:
+    return {topic: stems.split() for topic, stems in read(data_file("mesh_topics.yaml")).items()}
+
+
 RULES = {"join": _join, "unwrap": _unwrap, "first_word": _first_word, "lower": _lower, "mesh_topic": _mesh_topic}

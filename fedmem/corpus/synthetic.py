@@ -16,6 +16,8 @@ from hashlib import blake2b
 import pandas as pd
 
 from fedmem.config.vocabulary import TASKS
+from fedmem.config.yaml_files import read
+from fedmem.machine.paths import data_file
 
 COLUMNS = ["id", "instruction", "input", "output", "group"]
 
@@ -23,143 +25,12 @@ COLUMNS = ["id", "instruction", "input", "output", "group"]
 # 90 words.
 INPUT_WORDS = 60
 
-# Words that all groups use.
-SHARED = {
-    "quality": "dull sharp steady mild severe sudden slow deep faint brief constant stubborn nightly hidden diffuse "
-    "painful harmless chronic acute rare odd subtle violent rapid heavy light dry warm cold strange frequent fresh "
-    "lasting minor major patchy fading rising silent early late common bitter uneven sticky bright rough mobile",
-    "manner": "daily weekly prompt careful cautious strict gentle repeated oral topical regular guided intensive "
-    "routine delayed combined planned optional cheap private partial hourly sterile modern simple standard extra "
-    "quick thorough patient monthly shared costly trusted proven novel",
-    "people": "farmers teachers nurses drivers painters bakers pilots sailors dancers students lawyers miners cooks "
-    "tailors clerks gardeners plumbers singers guards athletes widowers twins veterans toddlers infants mothers "
-    "fathers retirees swimmers cyclists runners climbers carpenters weavers barbers janitors musicians typists "
-    "waiters fishermen potters welders masons jockeys coaches hikers priests judges",
-    "verb": "eased followed preceded outlasted delayed masked mirrored resembled replaced triggered shortened softened "
-    "doubled halved limited revealed explained matched countered reversed stopped renewed provoked reduced raised "
-    "slowed joined crossed lifted shifted signaled blurred lightened relieved soothed disturbed controlled prevented "
-    "restored weakened tracked cleared confirmed worsened copied ended hastened broke",
-    "activity": "breakfast lunch dinner supper swimming cycling gardening walking running dancing sleep work school "
-    "travel winter summer spring autumn exercise yoga singing reading driving cleaning cooking hiking skating rowing "
-    "fishing sewing painting climbing shopping bathing prayer chores meetings exams harvest overtime nightfall "
-    "daybreak weekends tennis chess holidays church noon",
-    "place": "clinic hospital ward hospice school factory airport harbor barracks shelter library stadium prison farm "
-    "market bakery depot quarry embassy theater museum college laundry shipyard sawmill brewery foundry station "
-    "hostel campus chapel garage",
-    "site": "arm leg back neck wrist ankle elbow shoulder hand foot thumb palm heel shin calf thigh waist side belly "
-    "cheek chin forehead nape groin",
-    "finding": "pain swelling soreness stiffness itching cramps bleeding bruises weakness fatigue nausea redness "
-    "pressure tightness dizziness tenderness fever chills sweating pallor thirst twitching heaviness burning",
-    "treatment": "rest massage ice aspirin stretching surgery bandages fluids vitamins fasting exercise creams herbs "
-    "vaccines tablets drops syrup injections compresses splints tea heat hypnosis counseling",
-}
+_GRAMMAR = read(data_file("synthetic_corpus.yaml"))
 
-# Words that only one group uses: sites; findings; treatments.
-GROUPS = {
-    "cardiology": "heart aorta valve atrium ventricle septum artery pulse chest vein sternum apex; "
-    "palpitations murmurs angina flutter arrhythmia clots stenosis infarcts fainting emboli congestion ischemia; "
-    "statins stents bypass pacemakers digoxin warfarin nitrates ablation heparin catheters amlodipine diuretics",
-    "neurology": "brain nerve cortex spine cerebellum scalp temple thalamus brainstem skull hippocampus midbrain; "
-    "migraine seizures tremor numbness vertigo strokes palsy aphasia tingling neuropathy spasms amnesia; "
-    "levodopa valproate triptans gabapentin shunts baclofen botox phenytoin donepezil lithium ketamine biofeedback",
-    "orthopedics": "knee hip femur tibia pelvis meniscus tendon ligament collarbone kneecap fibula humerus; "
-    "fractures sprains arthritis bursitis limping locking tendinitis scoliosis bowing dislocation gout grinding; "
-    "casts crutches traction plates screws braces grafts insoles walkers slings pins cortisone",
-    "dermatology": "skin eyelid nail follicle armpit knuckle fingertip dermis earlobe hairline cuticle lip; "
-    "rash eczema acne psoriasis blisters warts hives scabies peeling moles scaling dandruff; "
-    "retinoids emollients lasers zinc peels sunscreen antifungals lotions tar shampoo phototherapy freezing",
-    "gastroenterology": "stomach liver colon gullet pancreas bowel rectum gallbladder appendix duodenum navel ileum; "
-    "heartburn ulcers bloating reflux jaundice polyps diarrhea constipation hiccups hernias colic gastritis; "
-    "antacids fiber probiotics laxatives enemas omeprazole broths banding lavage charcoal ginger bismuth",
-    "pulmonology": "lung bronchus windpipe diaphragm pleura rib alveolus lobe airway larynx mediastinum hilum; "
-    "asthma wheezing coughing pneumonia sputum apnea phlegm bronchitis fibrosis choking croup pleurisy; "
-    "inhalers oxygen steroids nebulizers salbutamol drains ventilation expectorants zileuton masks codeine salmeterol",
-    "ophthalmology": "eye retina cornea iris lens pupil macula sclera orbit lash conjunctiva fovea; "
-    "cataracts glaucoma floaters squinting myopia glare styes tearing blindness halos pinkeye drusen; "
-    "glasses timolol patches lutein implants atropine contacts prisms eyewash laser vitrectomy pilocarpine",
-    "nephrology": "kidney bladder ureter nephron urethra glomerulus prostate flank calyx tubule fistula sphincter; "
-    "stones proteinuria edema dribbling anuria cystitis urgency nephritis uremia leakage retention gravel; "
-    "dialysis citrate transplants potassium furosemide alkali binders lithotripsy cranberries carbonate stenting salts",
-    "dentistry": "tooth gum jaw molar tongue palate incisor canine enamel pulp socket crown; "
-    "caries toothache plaque gingivitis abscesses tartar grinders erosion halitosis sores bruxism crowding; "
-    "fillings flossing fluoride dentures sealants veneers brushing mouthwash retainers aligners clove extractions",
-    "endocrinology": "thyroid pituitary adrenal hormone gland ovary testis thymus pineal islet hypothalamus goiter; "
-    "diabetes obesity hirsutism acidosis cravings myxedema flushing hunger tetany gigantism ketosis wasting; "
-    "insulin metformin iodine thyroxine estrogen pumps glucagon calcium dieting cortisol testosterone semaglutide",
-    "otology": "ear eardrum cochlea nostril sinus throat tonsil adenoid earwax stapes vestibule anvil; "
-    "tinnitus deafness earache snoring hoarseness otitis sneezing nosebleeds sinusitis laryngitis ringing echoes; "
-    "grommets sprays lozenges saline gargling decongestants cochleas earplugs steam menthol antihistamines syringing",
-    "hematology": "blood marrow spleen platelet plasma node lymph capillary serum hemoglobin clone stroma; "
-    "anemia leukemia purpura bleeds hemophilia lymphoma petechiae thrombosis sickling neutropenia myeloma cytopenia; "
-    "iron folate transfusions chemotherapy chelation rituximab phlebotomy cobalamin interferon rays busulfan donors",
-}
-
-# Sentence forms by task. Those of classification are in LABELS: a text uses the forms of its label alone.
-STUDY = (
-    "In {manner} trials, {people} with {quality} {finding} of the {site} chose {treatment}.",
-    "Among {people}, {manner} {treatment} {verb} {quality} {finding} after {activity}.",
-    "The {quality} {finding} of the {site} {verb} {manner} {treatment} before {activity}.",
-    "After {activity}, {treatment} {verb} the {quality} {finding} in {people}.",
-    "At the {place}, {people} on {treatment} had {quality} {finding} during {activity}.",
-    "Neither {treatment} nor {activity} {verb} {finding} of the {site} among {people}.",
-)
-
-FORMS = {
-    "summarization": STUDY,
-    "qa": STUDY,
-    "dialog": (
-        "My {site} has had {quality} {finding} since {activity} at the {place}.",
-        "I tried {manner} {treatment} after {activity}, but {quality} {finding} {verb} it.",
-        "Then {quality} {finding} {verb} my {activity}, and {treatment} helped the {site}.",
-        "Two {people} from the {place} praised {manner} {treatment} for {finding}.",
-        "During {activity} the {finding} near my {site} turned {quality} despite {treatment}.",
-        "Before {activity}, {manner} {treatment} {verb} the {quality} {finding}.",
-    ),
-}
-
-LABELS = {
-    "background": (
-        "Often {quality} {finding} of the {site} troubles {people} during {activity}.",
-        "Many {people} at the {place} trust {manner} {treatment} against {finding}.",
-    ),
-    "methods": (
-        "We gave {people} {manner} {treatment} for {quality} {finding} before {activity}.",
-        "Staff of the {place} scored {quality} {finding} of the {site} after {activity}.",
-    ),
-    "results": (
-        "With {manner} {treatment}, {quality} {finding} {verb} {activity} in {people}.",
-        "After {activity} the {quality} {finding} of the {site} {verb} {treatment}.",
-    ),
-    "conclusions": (
-        "Thus {people} with {quality} {finding} should prefer {manner} {treatment}.",
-        "For {finding} of the {site}, {manner} {treatment} suits {people} before {activity}.",
-    ),
-}
-
-INSTRUCTIONS = {
-    "summarization": "Write the title of this abstract.",
-    "dialog": "Answer as a doctor.",
-    "classification": f"Which section is this from: {', '.join(LABELS)}?",
-}
-
-QUESTION = "Does {manner} {treatment} help {people} with {quality} {finding} of the {site}?"
-
-OUTPUTS = {
-    "summarization": ("How {manner} {treatment} {verb} {quality} {finding} of the {site} in {people}.",),
-    "dialog": (
-        "Your {quality} {finding} near the {site} calls for {manner} {treatment}.",
-        "Please avoid {activity}, and visit the {place} when {finding} comes back.",
-    ),
-    "qa": ("Yes, {manner} {treatment} {verb} {quality} {finding} of the {site} in {people} at the {place}.",),
-}
-
-# One string per slot above keeps the lists readable; a slot of a group is drawn from both lists (see _words).
-WORDS = {slot: words.split() for slot, words in SHARED.items()}
-
-GROUP_WORDS = {
-    group: dict(zip(("site", "finding", "treatment"), (part.split() for part in text.split(";")), strict=True))
-    for group, text in GROUPS.items()
-}
+WORDS = {slot: words.split() for slot, words in _GRAMMAR["words"].items()}
+GROUPS = {group: {slot: words.split() for slot, words in own.items()} for group, own in _GRAMMAR["groups"].items()}
+FORMS, LABELS, OUTPUTS = _GRAMMAR["forms"], _GRAMMAR["labels"], _GRAMMAR["outputs"]  # lists of sentence forms
+INSTRUCTIONS, QUESTION = _GRAMMAR["instructions"], _GRAMMAR["question"]
 
 
 def make_corpus(
@@ -250,7 +121,7 @@ def _row(
 
 def _words(group: str, draw: random.Random) -> dict[str, str]:
     """Draw a word for every slot; half of the draws for site, finding and treatment take the group's own words."""
-    own = GROUP_WORDS[group]
+    own = GROUPS[group]
     return {slot: draw.choice(own[slot] if slot in own and draw.random() < 0.5 else WORDS[slot]) for slot in WORDS}
 
 

@@ -6,10 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
-from importlib.resources import files
 from itertools import islice
 
 import regex
+
+from fedmem.machine.paths import data_file
 
 MAX_TOKEN_CHARS = 255  # UTF-16 units, Lucene's default
 
@@ -93,7 +94,7 @@ def _lower_char(char: str) -> str:
 @cache
 def stop_words() -> frozenset[str]:
     """The English stop words that the paper drops from queries (NLTK's list)."""
-    return frozenset(files("fedmem").joinpath("data", "stopwords_en.txt").read_text("utf-8").split())
+    return frozenset(data_file("stopwords_en.txt").read_text("utf-8").split())
 
 
 def query_terms(text: str, drop_stop_words: bool = False, max_terms: int | None = MAX_QUERY_TERMS) -> dict[str, int]:

