@@ -477,7 +477,7 @@ def test_engines_are_opened_by_name(monkeypatch):
     assert open_engine("embedded").check()["engine"] == "embedded"
     with pytest.raises(ElasticError, match="FEDMEM_ES_URL is not set"):
         open_engine("elasticsearch")
-    with pytest.raises(ValueError, match=r"retriever: got 'lucene'; allowed is embedded \| elasticsearch"):
+    with pytest.raises(ValueError, match=r"retriever: got 'lucene'; expected embedded \| elasticsearch"):
         open_engine("lucene")
 
 

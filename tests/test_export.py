@@ -298,7 +298,7 @@ def test_a_description_that_is_none_is_named(western, tmp_path, capsys, content)
     described.write_text(content)
     for command in (["report", "west"], ["export", "west", tmp_path / "shared"]):
         line = refused(capsys, *command)
-        assert line.startswith(f"fedmem: {described} is no description of a study (")
+        assert line.startswith(f"fedmem: {described} is not a description of a study (")
         assert "writes it again" in line
     assert not (tmp_path / "shared").exists()
 

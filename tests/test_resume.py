@@ -333,6 +333,6 @@ def test_a_folder_that_was_taken_over_is_not_published(results):
     work = begin_stage(TrainConfig(rounds=2), find_stage("partition"))
     work.folder.rename(work.folder.with_name(".taken"))
     work.path("late.txt").write_text("written after another process took the folder over")
-    with pytest.raises(StageError, match="another process took this one for dead"):
+    with pytest.raises(StageError, match="another process considered this one dead"):
         work.publish()
     assert not work.target.exists()

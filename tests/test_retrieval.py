@@ -199,5 +199,5 @@ def test_clear_errors():
         BM25Index.build(["a", None])
     with pytest.raises(TypeError, match="queries: got one string"):
         BM25Index.build(["a"]).search("a", 1)
-    with pytest.raises(ValueError, match="top_n = 0"):
+    with pytest.raises(ValueError, match="top_n: got 0; expected a whole number ≥ 1"):
         BM25Index.build(["a"]).search(["a"], 0)

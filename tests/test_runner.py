@@ -62,7 +62,7 @@ def test_a_second_run_is_refused_or_waits_and_status_shows_the_first(house):
     (house.acts / "go").touch()
     assert first.communicate(timeout=300)[0].endswith("report.html\n")
     out, err = waits.communicate(timeout=300)
-    assert "waits for another `fedmem run`" in err
+    assert "waiting for another `fedmem run`" in err
     assert "nothing to do" in out
     assert waits.returncode == first.returncode == 0
     assert [note[0] for note in house.notes() if note[1] == "began"] == [
@@ -278,7 +278,7 @@ def test_the_executor_is_read_from_profile_and_arguments(tmp_path):
 def test_a_profile_that_is_none_is_an_error(house):
     done = house.run("run", house.study, "--profile", house.folder)
     assert done.returncode == 2
-    assert "allowed is a folder that holds Snakemake's config.yaml" in done.stderr
+    assert "expected a folder with Snakemake's config.yaml" in done.stderr
     for content, said in ((b"executor: [", "is not YAML"), (b"- slurm", "got list"), (b"\xff\xfe", "is not YAML")):
         (house.folder / "config.yaml").write_bytes(content)
         done = house.run("run", house.study, "--profile", house.folder)

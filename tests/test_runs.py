@@ -116,7 +116,7 @@ def test_latest_is_the_newest_and_ancestors_are_found():
 
 def test_a_parent_of_the_wrong_stage_is_refused():
     stage = published(PartitionConfig())
-    with pytest.raises(StageError, match="is a partition stage; wanted is a train stage"):
+    with pytest.raises(StageError, match="is a partition stage; expected a train stage"):
         find_stage("train", str(stage.folder))
 
 

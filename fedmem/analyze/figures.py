@@ -239,8 +239,7 @@ def measurable(table: pd.DataFrame) -> Figure:
 
 @styled
 def extracted(table: pd.DataFrame) -> Figure:
-    """Share of each client's characters that were extracted, by prefix client. table: that of
-    `extracted_text.extracted`."""
+    """Share of each client's characters that came back, by prefix client. table: that of `extracted_text.extracted`."""
     # prefix_client −1 means the prefixes of all clients together, which have no row in the matrix
     table = table[table["member"] & (table["prefix_client"] >= 0)]
     shares = 100 * table.pivot(index="prefix_client", columns="suffix_client", values="share")

@@ -46,6 +46,7 @@ def ratio_by_sample_size(
     counted = (counts.member & counts.flag(counting)).nonzero()[0]
     suffix = pd.Index(members["suffix_id"]).get_indexer(matches["suffix_id"].iloc[counted])
     hits = _Hits(counts, counted, suffix, bool(counts.undefined(counting, True).any()))
+    # One generator for all parts in a fixed order: the result depends on the seed and on `shares` as a whole.
     rng, rows = np.random.default_rng(seed), []
     for fewer, owner in (("prefixes", counts.owner), ("suffixes", pd.factorize(members["client"])[0])):
         for share in shares:
@@ -89,7 +90,7 @@ class _Hits:
         prefix, target = np.divmod(np.flatnonzero(hit), size)
         own = target == counts.owner[prefix]
         n = np.bincount(counts.owner[sampled], minlength=size)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # 0 ∕ 0: a client without sampled prefixes
             intra = np.bincount(counts.owner[prefix[own]], minlength=size) / n
             inter = np.bincount(counts.owner[prefix[~own]], minlength=size) / n / (size - 1 if size > 1 else np.nan)
         # a client without rows has weight 0 and may have no prefixes; NaN · 0 would make the sum NaN

@@ -30,13 +30,13 @@ class StageError(RuntimeError):
 
 @dataclass(frozen=True)
 class Stage:
-    """A finished stage: its folder and its manifest."""
+    """A finished stage: its folder and its parsed manifest."""
 
     folder: Path
     manifest: dict
 
     def __str__(self) -> str:
-        """The folder as seen from beside results: executed notebooks are shared and name no path of a machine."""
+        """The folder relative to the parent of results: executed notebooks are shared and must not show local paths."""
         return f"{self.folder.parent.parent.name}/{self.folder.parent.name}/{self.folder.name}"
 
     @property
@@ -59,22 +59,22 @@ class Stage:
 
     @cached_property
     def parent(self) -> "Stage | None":
-        """The finished stage that this one was made from, opened anew; None for a partition."""
+        """The finished stage that this one was made from, as it is on disk now; None for a partition."""
         record = self.manifest["parents"]
         return open_stage(self.folder.parent.parent / record[0]["folder"]) if record else None
 
     @property
     def configs(self) -> dict[str, StageConfig]:
-        """The resolved parameters of the stage and of its ancestors by stage, a partition's first."""
+        """The resolved parameters of the stage and of its ancestors, by name of the stage, the partition's first."""
         return (self.parent.configs if self.parent else {}) | {self.name: self.config}
 
     @property
     def parent_changed(self) -> bool:
-        """Whether its parent has other files now than those that it was made of."""
+        """Whether the parent's files differ from those that this stage was made from."""
         return self.parent is not None and self.manifest["parents"][0]["files"] != self.parent.files_digest
 
     def ancestor(self, name: str) -> "Stage":
-        """This stage or the one of that name that it descends from."""
+        """This stage or its ancestor of that name. Raises StageError if no ancestor has the name."""
         stage = self
         while stage is not None and stage.name != name:
             stage = stage.parent
@@ -83,14 +83,15 @@ class Stage:
         return stage
 
     def path(self, name: str) -> Path:
-        """Path of one published file or folder."""
+        """Path of one published file or folder. Raises StageError if it does not exist."""
         path = self.folder / name
         if not path.exists():
-            raise StageError(f"{self.folder} has no {name}; published are: {', '.join(sorted(self.manifest['files']))}")
+            raise StageError(f"{self.folder} has no {name}; published: {', '.join(sorted(self.manifest['files']))}")
         return path
 
     def damaged(self) -> str | None:
-        """The first published file that is missing or of another size than when published; None if all is well."""
+        """The first published file that is missing or whose size has changed; None if there is no such file."""
+        # sizes, not digests: `fedmem plan` asks this of every stage, and checkpoints are large
         for name, size in self.manifest["sizes"].items():
             path = self.folder / name
             if not path.is_file() or path.stat().st_size != size:
@@ -99,7 +100,7 @@ class Stage:
 
     def table(self, name: str):
         """DataFrame of `<name>.parquet`."""
-        import pandas as pd
+        import pandas as pd  # here, because planning reads manifests only and must start fast
 
         return pd.read_parquet(self.path(f"{name}.parquet"))
 
@@ -109,38 +110,41 @@ class Stage:
 
 
 def open_stage(folder: str | Path) -> Stage:
-    """The finished stage in a folder; StageError where there is none."""
+    """The finished stage in a folder. Raises StageError if there is no valid manifest."""
     folder = Path(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise StageError(
-            f"{folder} holds no finished stage (no {MANIFEST}): run its notebook to the end first"
-        ) from None
+        raise StageError(f"{folder} has no finished stage (no {MANIFEST}): run its notebook to the end first") from None
     except ValueError as error:
         raise StageError(f"{folder / MANIFEST} is not JSON ({error}): run the stage again") from None
     if not isinstance(manifest, dict) or not manifest.keys() >= REQUIRED:
-        raise StageError(f"{folder / MANIFEST} is no manifest of a stage: run the stage again")
+        raise StageError(f"{folder / MANIFEST} is not a manifest of a stage: run the stage again")
     return Stage(folder, manifest)
 
 
 def finished_stages(stage: str, root: Path | None = None) -> list[Stage]:
-    """All finished stages of one kind, oldest first."""
+    """All finished stages of one kind, oldest first. root: the results folder, None: the current one."""
     folder = (root or results_root()) / stage
     stages = []
+    # hidden folders are unfinished work, also while they already have a manifest
     for path in sorted(folder.glob(f"[!.]*/{MANIFEST}")):
-        with contextlib.suppress(StageError):  # a broken manifest is an unfinished stage
+        with contextlib.suppress(StageError):  # a stage with a broken manifest counts as unfinished
             stages.append(open_stage(path.parent))
     return sorted(stages, key=lambda s: s.manifest["finished"])
 
 
 def find_stage(stage: str, wanted: str = "latest") -> Stage:
-    """A notebook's parent: a folder (as it is, or seen from results), or "latest", the newest finished one."""
+    """The finished stage that a notebook takes as its parent.
+
+    stage: kind of stage. wanted: a folder, as a path or relative to results, or "latest", the newest finished stage.
+    Raises StageError if there is no such stage or if it is of another kind.
+    """
     if wanted != "latest":
         inside = results_root() / wanted
         found = open_stage(inside if (inside / MANIFEST).is_file() else wanted)
         if found.name != stage:
-            raise StageError(f"{wanted} is a {found.name} stage; wanted is a {stage} stage")
+            raise StageError(f"{wanted} is a {found.name} stage; expected a {stage} stage")
         return found
     stages = finished_stages(stage)
     if not stages:

@@ -13,38 +13,40 @@ from fedmem.results.work import Work
 
 
 def study_folder(name: str) -> Path:
-    """`results/studies/<name>`; ConfigError for a name that is not one plain path component."""
+    """`results/studies/<name>`. Raises ConfigError for a name that is not one plain path component."""
+    # The name becomes part of a path, so it must not contain separators or begin with a dot.
     if not re.fullmatch(r"\w[\w.=+ -]{0,99}", name):
         raise ConfigError(
-            f"name of a study: got {name!r}; allowed are up to 100 letters, digits and . _ - = +, a letter first"
+            f"name of a study: got {name!r}; expected up to 100 letters, digits and . _ - = +, a letter first"
         )
     return results_root() / "studies" / name
 
 
 def check_study_name(name: str, where: str) -> None:
-    """ConfigError for a name that no study can have in results; where: who gave it."""
+    """Raise ConfigError for a name that a study in results cannot have. where: origin of the name, for the error."""
     study_folder(name)
     if name == "latest":
         raise ConfigError(
-            f"{where}: got 'latest', the report's word for the newest analysis alone; give another one with --name"
+            f"{where}: got 'latest', which names the newest analysis in reports; give another name with --name"
         )
 
 
 def report_identity(analyses: dict[str, str]) -> str:
-    """Identity of a study's report: which run is which analysis ({run: identity of its analyze stage})."""
+    """Identity of a study's report. analyses: {run: identity of its analyze stage}."""
     return digest_of({"stage": "studies", "analyses": analyses})
 
 
 def begin_report(study: str, analyses: dict[str, Stage]) -> Work:
-    """Opens the work folder of `results/studies/<study>/`; `analyses`: {run: its finished analyze stage}."""
+    """Open the work folder of the report `results/studies/<study>/`. analyses: {run: its finished analyze stage}."""
     identities = {run: stage.identity for run, stage in analyses.items()}
     return Work("studies", study_folder(study), report_identity(identities), tuple(analyses.values()))
 
 
 def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
-    """A study's description and the finished analyses of its runs ({run: analyze stage}); the others are left out.
+    """A study's description and the finished analyses of its runs ({run: analyze stage}).
 
-    "latest" is the newest analysis alone, whoever made it, as a study of one run.
+    Runs without a finished analysis are left out of the second part. "latest" is the newest analysis of any study, as a
+    study of one run. Raises StageError if there is no such study or its description is not valid.
     """
     if name == "latest":
         stage, folders, parameters = find_stage("analyze"), {}, {}
@@ -61,22 +63,24 @@ def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
         raise StageError(f"no study {name!r} in {folder.parent}; there are: {', '.join(known) or 'none'}, and 'latest'")
     try:
         description = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        # access every entry that readers use, so that a broken file fails here and with a clear message
         _ = description["name"], description["title"], description["note"]
         _ = [str.strip(one) for run in description["runs"] for one in run["stages"].values()]
         stages = {run["name"]: results_root() / run["stages"]["analyze"] for run in description["runs"]}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StageError(
-            f"{folder / 'study.json'} is no description of a study ({type(error).__name__}: {error}): `fedmem run` on "
-            "the study's YAML file writes it again"
+            f"{folder / 'study.json'} is not a description of a study ({type(error).__name__}: {error}): `fedmem run` "
+            "on the study's YAML file writes it again"
         ) from None
     return description, {run: open_stage(path) for run, path in stages.items() if (path / MANIFEST).is_file()}
 
 
 def run_table(description: dict, analyses: dict[str, Stage]):
-    """DataFrame, a row a run: state, resolved parameters, seconds of each stage; index run.
+    """DataFrame with a row for each run: state, resolved parameters, seconds of each stage; the index is the run.
 
-    state: finished; stale, when a stage was made by other code than there is here, or of other files than its parent
-    has; failed, or to do, when there is no analysis.
+    description, analyses: as `open_study` returns them.
+    state: finished; stale, if a stage was made by other code than the present one or from other files than its parent
+    has now; without an analysis failed or to do.
     """
     import pandas as pd
 
@@ -94,6 +98,6 @@ def run_table(description: dict, analyses: dict[str, Stage]):
 
 
 def _unfinished(run: dict) -> str:
-    """What a run without an analysis is: failed, where the error of one of its stages lies, else to do."""
+    """State of a run without an analysis: failed if one of its stages has recorded an error, else to do."""
     folders = [results_root() / folder for folder in run.get("stages", {}).values()]
     return "failed" if any(f.with_name(f"{f.name}.failed.json").is_file() for f in folders) else "to do"

@@ -33,11 +33,11 @@ RECORDED_VERSIONS = (
 
 @dataclass
 class Work:
-    """A stage in the making: a hidden folder to write into, published whole by `publish`.
+    """An unfinished stage: a hidden folder to write into, which `publish` publishes as a whole.
 
-    A stage that can go on after an interruption keeps in `progress` how far it has come (`fedmem.results.progress`); a
-    new
-    Work of the same identity and code then begins with the folder that was left.
+    A stage that can continue after an interruption stores its state in `progress` (`fedmem.results.progress`). A new
+    Work of
+    the same identity and code then starts with the folder that the interrupted one left.
     """
 
     stage: str
@@ -48,11 +48,12 @@ class Work:
     digests: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Jupyter prefers a kernelspec of the user to that of the environment: the stage would run with other packages.
         interpreter = os.environ.get("FEDMEM_PYTHON")
         if interpreter and os.path.realpath(interpreter) != os.path.realpath(sys.executable):
             raise StageError(
-                f"this kernel runs {sys.executable}, the runner {interpreter}: another kernel named python3 stands "
-                "before the environment's own; remove it (`jupyter kernelspec list` shows where it lies)"
+                f"this kernel runs {sys.executable}, the runner {interpreter}: another kernel named python3 takes "
+                "precedence over the environment's own; remove it (`jupyter kernelspec list` shows its folder)"
             )
         self.code_files = code_files(self.stage)  # as the files are now: a kernel lives long, and code is edited
         self.code = digest_of(self.code_files)
@@ -60,38 +61,43 @@ class Work:
         self.started, self._clock = datetime.now(UTC), time.perf_counter() - self.progress.seconds
 
     def path(self, name: str) -> Path:
-        """Where to write a file of this stage; folders on the way are made."""
+        """Path to write a file of this stage to; its parent folders are made."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def save_table(self, name: str, frame) -> None:
-        """Writes a DataFrame as `<name>.parquet`, without its index."""
+        """Write a DataFrame as `<name>.parquet`, without its index."""
         frame.to_parquet(self.path(f"{name}.parquet"), index=False)
 
     def save_json(self, name: str, value: Any) -> None:
-        """Writes `<name>.json`; a NaN becomes null."""
+        """Write `<name>.json`; NaN becomes null."""
+        # allow_nan=False: JSON has no infinity either, and one in the results is an error
         text = json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False)
         self.path(f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
     def publish(self, device: str = "cpu") -> Stage:
-        """Writes the manifest and puts the folder in the stage's place; the former one is removed whole."""
+        """Write the manifest and move the folder to the stage's place; a former stage there is removed.
+
+        device: recorded in the manifest. Raises StageError if the work folder was removed by another process.
+        """
         if not (self.folder / KEPT).is_dir():
-            raise StageError(f"{self.folder} is gone: another process took this one for dead. Run the stage again")
-        (self.folder / MANIFEST).unlink(missing_ok=True)  # of a publishing that was interrupted
+            raise StageError(f"{self.folder} is gone: another process considered this one dead. Run the stage again")
+        (self.folder / MANIFEST).unlink(missing_ok=True)  # one of an interrupted publish is no file of the stage
         paths = {str(p.relative_to(self.folder)): p for p in sorted(self.folder.rglob("*")) if p.is_file()}
         paths = {name: path for name, path in paths.items() if not name.startswith(f"{KEPT}/")}
         files = {name: file_digest(path) for name, path in paths.items()}
         sizes = {name: path.stat().st_size for name, path in paths.items()}
         manifest = self._manifest(device) | {"files": files, "sizes": sizes}
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        shutil.rmtree(self.folder / KEPT)  # now: an interruption while large files were read has cost nothing
+        shutil.rmtree(self.folder / KEPT)  # not before: until here an interrupted stage can still be resumed
+        # Two renames instead of a copy: at no time does the stage's folder contain only some of its files.
         former = self.target.parent / f".{self.target.name}.former{os.getpid()}"
         if self.target.exists():
             self.target.rename(former)
         self.folder.rename(self.target)
         shutil.rmtree(former, ignore_errors=True)
-        for record in self.target.parent.glob(f"{self.target.name}.failed.*"):  # of an attempt before
+        for record in self.target.parent.glob(f"{self.target.name}.failed.*"):  # of an earlier attempt
             record.unlink()
         return open_stage(self.target)
 
@@ -126,10 +132,11 @@ class Work:
 
 
 def begin_stage(config: StageConfig, parent: Stage | None = None) -> Work:
-    """Checks a stage's parameters against its ancestors' and opens its work folder.
+    """Check a stage's parameters against its ancestors' and open its work folder.
 
-    `work.config` is what the stage shall use: derived values (the round that "last" means) are filled in. Raises
-    ConfigError or FileNotFoundError before anything is written.
+    config: the stage's parameters. parent: the finished stage that it is made from; None for a partition. The stage
+    must use `work.config`, in which derived values (the round that "last" means) are filled in.
+    Raises ConfigError or FileNotFoundError before anything is written.
     """
     configs = (parent.configs if parent else {}) | {config.stage: config}
     config = check_together(configs)[config.stage].settled()
@@ -140,18 +147,18 @@ def begin_stage(config: StageConfig, parent: Stage | None = None) -> Work:
 
 
 def _plain(value: Any) -> Any:
-    """JSON's own types: numpy scalars and arrays unpacked, keys as text, NaN as None."""
+    """`value` in JSON's types: numpy scalars and arrays converted, keys as strings, NaN as None."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    return None if isinstance(value, float) and value != value else value
+    return None if isinstance(value, float) and value != value else value  # only NaN differs from itself
 
 
 def _commit() -> str | None:
-    """The checkout's commit, marked when the tree differs from it; None outside a checkout."""
+    """The commit of the checkout, with "-dirty" if the tree differs from it; None outside a checkout."""
     git = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--abbrev=40", "--dirty"]
     try:
         done = subprocess.run(git, capture_output=True, text=True, timeout=20)

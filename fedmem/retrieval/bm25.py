@@ -19,11 +19,11 @@ import tantivy
 from fedmem.retrieval.index import K1, B, Hits, Index
 from fedmem.retrieval.tokens import strings, tokens
 
-_NEAR = 1e-5  # relative: far above single-precision noise, far below the usual distance of two texts
+_NEAR = 1e-5  # relative: far above single-precision noise, far below the usual score difference of two texts
 
-_SPARE = 6  # hits fetched beyond top_n, so that a tie at the cut is seen
+_SPARE = 6  # hits fetched beyond top_n to detect a tie at the cut
 
-_HEAP_BYTES = 64_000_000  # tantivy starts a new segment when it is full; scores do not depend on segments
+_HEAP_BYTES = 64_000_000  # tantivy starts a new segment when the heap is full; scores do not depend on segments
 
 
 class Embedded:
@@ -40,24 +40,25 @@ class Embedded:
 class BM25Index(Index):
     """Texts ranked by BM25 as Lucene computes it (k1 = 1.2, b = 0.75, idf = ln(1 + (N − n + 0.5) / (n + 0.5))).
 
-    Text lengths are kept with four significant bits, as Lucene keeps them; texts without a token count nowhere.
-    Scores are Lucene's; Elasticsearch's are those times k1 + 1. One index lives in memory and is never written.
+    Text lengths are rounded to four significant bits, as in Lucene. Texts without a token count neither in N nor in the
+    mean length. Scores are Lucene's; those of Elasticsearch are k1 + 1 times larger. The index exists in memory only.
     """
 
     def __init__(self, texts: list[str], index: tantivy.Index) -> None:
-        """For `build`: `texts` are the tokens of each row joined by spaces, `index` holds those that have any."""
+        """Used by `build`. texts: the tokens of each row joined by spaces. index: contains those with tokens."""
         self._texts = texts
         self._searcher, self._schema = index.searcher(), index.schema
         lengths = [len(text.split()) for text in texts if text]
         mean = np.float32(sum(lengths) / len(lengths)) if lengths else np.float32(1)
         self._n = len(lengths)
         kept = {length: np.float32(_kept_length(length)) for length in set(lengths)}
+        # single precision throughout, as in Lucene: in double precision the last digits of scores would differ
         b, k1, one = np.float32(B), np.float32(K1), np.float32(1)
         self._inverse_norm = {length: one / (k1 * ((one - b) + b * value / mean)) for length, value in kept.items()}
 
     @classmethod
     def build(cls, texts: Iterable[str]) -> BM25Index:
-        """Index `texts`; a hit's row is the position here. Raises TypeError for one string, or a text that is none."""
+        """Index `texts`; the row of a hit is its position. Raises TypeError for a single string or another type."""
         texts = [" ".join(tokens(text)) for text in strings(texts, "texts")]
         schema = tantivy.SchemaBuilder().add_integer_field("row", stored=False, fast=True)
         schema = schema.add_text_field("text", tokenizer_name="whitespace", index_option="freq").build()
@@ -76,7 +77,7 @@ class BM25Index(Index):
 
     def search_terms(self, queries: Iterable[Mapping[str, int]], top_n: int) -> list[Hits]:
         if top_n < 1:
-            raise ValueError(f"top_n = {top_n}: at least 1 hit must be asked for")
+            raise ValueError(f"top_n: got {top_n}; expected a whole number ≥ 1")
         return [self._best(terms, top_n) for terms in queries]
 
     def _best(self, terms: Mapping[str, int], top_n: int) -> Hits:
@@ -89,7 +90,7 @@ class BM25Index(Index):
         return sorted(settled, key=lambda hit: (-hit[1], hit[0]))[:top_n]
 
     def _hits(self, terms: Mapping[str, int], top_n: int) -> Hits:
-        """At least `top_n` hits where there are as many, and all those that tie with the last of them."""
+        """At least `top_n` hits, if there are as many, and all hits that nearly tie with the last of them."""
         query = self._query(terms)
         limit = min(top_n, self._n) + _SPARE
         while True:
@@ -100,7 +101,7 @@ class BM25Index(Index):
             limit *= 2
 
     def _settled(self, group: Hits, terms: Mapping[str, int]) -> Hits:
-        texts = {self._texts[row] for row, _ in group}  # copies of a text are scored once
+        texts = {self._texts[row] for row, _ in group}  # copies of a text are scored only once
         scores = {text: self._score(text, terms) for text in texts}
         return [(row, scores[self._texts[row]]) for row, _ in group]
 
@@ -112,7 +113,7 @@ class BM25Index(Index):
         return tantivy.Query.boolean_query(clauses)
 
     def _score(self, text: str, terms: Mapping[str, int]) -> float:
-        """Lucene's score of one text, but for the last bit: single precision a term, double for their sum."""
+        """Lucene's score of one text up to the last bit: single precision for a term, double for the sum."""
         counts = Counter(text.split())
         inverse = self._inverse_norm[counts.total()]
         one, total = np.float32(1), 0.0
@@ -128,7 +129,7 @@ class BM25Index(Index):
 
 
 def _near_ties(hits: Hits) -> Iterable[Hits]:
-    """`hits`, best first, in groups whose neighbours differ by less than noise could explain."""
+    """`hits`, best first, in groups whose neighbours differ by no more than rounding noise (_NEAR)."""
     group = hits[:1]
     for hit in hits[1:]:
         if hit[1] < group[-1][1] * (1 - _NEAR):
@@ -139,7 +140,7 @@ def _near_ties(hits: Hits) -> Iterable[Hits]:
 
 
 def _kept_length(length: int) -> int:
-    """The length that Lucene's one-byte norm remembers: exact to 39 tokens, then four significant bits above 24."""
+    """The length that Lucene's one-byte norm stores: exact up to 39 tokens, then four significant bits above 24."""
     excess = length - 24
     shift = max(excess.bit_length() - 4, 0) if excess > 0 else 0
     return length if shift == 0 else 24 + (excess >> shift << shift)

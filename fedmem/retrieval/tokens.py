@@ -14,7 +14,7 @@ from fedmem.machine.paths import data_file
 
 MAX_TOKEN_CHARS = 255  # UTF-16 units, Lucene's default
 
-MAX_QUERY_TERMS = 1024  # the fewest clauses that an Elasticsearch 8 or 9 allows unless its owner lowered them
+MAX_QUERY_TERMS = 1024  # smallest limit on clauses in Elasticsearch 8 and 9, unless an administrator lowered it
 
 # UAX #29 for text in ASCII: letters join over . ' :, digits over . , ; ', and underscores join everything
 _ASCII_RUN = r"(?:[a-z]+(?:[.':][a-z]+)*|[0-9]+(?:[.,;'][0-9]+)*)+"
@@ -23,12 +23,12 @@ _ASCII_WORD = re.compile(rf"_*{_ASCII_RUN}(?:_+{_ASCII_RUN})*_*")
 
 
 def _word_pattern() -> regex.Pattern:
-    """The tokens of UAX #29 as Lucene's StandardTokenizer takes them: words, numbers, ideographs, emoji."""
+    """The pattern of UAX #29 tokens as Lucene's StandardTokenizer finds them: words, numbers, ideographs, emoji."""
     extend = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
     letter = rf"[\p{{WB=ALetter}}\p{{WB=Hebrew_Letter}}]{extend}"
     hebrew = rf"\p{{WB=Hebrew_Letter}}{extend}"
     digit = rf"[\p{{WB=Numeric}}\uFF10-\uFF19]{extend}"
-    # the colon and its variants are named: Unicode 15.1 took it from MidLetter, Lucene still has it there
+    # the colon and its variants are listed: Unicode 15.1 removed them from MidLetter, Lucene still has them there
     mid_letter = rf"[\p{{WB=MidLetter}}:\uFE13\uFE55\uFF1A\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{extend}"
     mid_digit = rf"[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{extend}"
     hebrew_mark = rf"(?<={hebrew})\p{{WB=Double_Quote}}{extend}(?=\p{{WB=Hebrew_Letter}})"
@@ -52,10 +52,10 @@ _WORD = _word_pattern()
 def tokens(text: str) -> list[str]:
     """Tokens of `text` as Lucene's StandardAnalyzer gives them: UAX #29 words, lower-cased, none dropped.
 
-    Lower-casing goes code point by code point (İ gives i, Σ gives σ). A token over 255 UTF-16 units is split there.
-    Any string is accepted; one without words gives [].
+    Lower-casing is done for each code point (İ gives i, Σ gives σ). Tokens are split after 255 UTF-16 units. Any string
+    is accepted; a string without words gives [].
     """
-    if text.isascii():
+    if text.isascii():  # the short pattern gives the same tokens for ASCII and is much faster
         found = _ASCII_WORD.findall(text.lower())
         if len(text) <= MAX_TOKEN_CHARS or not found or max(map(len, found)) <= MAX_TOKEN_CHARS:
             return found
@@ -66,14 +66,14 @@ def _unicode_words(text: str) -> Iterable[str]:
     position = 0
     while match := _WORD.search(text, position):
         if len(match[0].encode("utf-16-le")) > 2 * MAX_TOKEN_CHARS:
-            # Lucene reads through a window of 255 units: what follows is read as if the text began there
+            # Lucene reads through a window of 255 units and reads the rest as if the text began there
             match = _WORD.match(text, match.start(), match.start() + _window(text, match.start()))
         yield match[0]
         position = match.end()
 
 
 def _window(text: str, start: int) -> int:
-    """Characters from `start` on that fit in 255 UTF-16 units."""
+    """Number of characters from `start` on that fit in 255 UTF-16 units."""
     units = 0
     for length, char in enumerate(text[start : start + MAX_TOKEN_CHARS]):
         units += 1 + (char > "\uffff")
@@ -83,7 +83,7 @@ def _window(text: str, start: int) -> int:
 
 
 def _lower(token: str) -> str:
-    # Python's lower() looks at the whole word for two letters: İ becomes two characters, a final Σ becomes ς
+    # Python's lower() differs for two letters: İ becomes two characters, and a Σ at the end of a word becomes ς
     return token.replace("İ", "i").lower() if "Σ" not in token else "".join(map(_lower_char, token))
 
 
@@ -98,10 +98,10 @@ def stop_words() -> frozenset[str]:
 
 
 def query_terms(text: str, drop_stop_words: bool = False, max_terms: int | None = MAX_QUERY_TERMS) -> dict[str, int]:
-    """Distinct tokens of a query in order of first occurrence, with the times each occurs in the whole text.
+    """Distinct tokens of a query in order of first occurrence, with the number of occurrences in the whole text.
 
-    Stop words are dropped after tokenising. Of more than `max_terms` distinct tokens the first ones are kept; None
-    keeps all. This is the one place that turns a text into a query, so every engine asks for the same.
+    text: the query. drop_stop_words: leave out `stop_words()`, after tokenising. max_terms: keep at most that many
+    distinct tokens, the first ones; None keeps all. Every engine gets its queries from here, so all send the same ones.
     """
     terms = Counter(tokens(text))
     kept = ((term, n) for term, n in terms.items() if not (drop_stop_words and term in stop_words()))
@@ -109,6 +109,7 @@ def query_terms(text: str, drop_stop_words: bool = False, max_terms: int | None 
 
 
 def strings(values: Iterable[str], name: str) -> list[str]:
+    """`values` as a list; `name` is used in errors. Raises TypeError for a single string or a value of another type."""
     if isinstance(values, str):
         raise TypeError(f"{name}: got one string; give a list of strings, [text] for a single one")
     values = list(values)

@@ -295,16 +295,14 @@ def _results(plan: Plan, estimates: Mapping[str, Estimate]) -> Found:
     models = {job.configs["train"].model for job in plan.to_do if job.stage != "partition"}
     broken = {
         name for name in models if (folder := model_folder(name)) and why_unloadable(folder)
-    }  # reported above; no size can be read
+    }  # reported by of_model
     sized = [job for job in plan.to_do if job.stage == "partition" or job.configs["train"].model not in broken]
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     for stage in CHECKS:
         needed = max((estimates[job.id].mem_mb / 1000 for job in sized if job.stage == stage), default=0)
         if needed > here:
             advice = ": lower batch_size, raise gradient_accumulation, or take finetuning: lora" * (stage == "train")
-            yield _likely(
-                f"memory: a {stage} stage needs up to {needed:.0f} GB, this machine has {here:.0f} GB{advice}"
-            )
+            yield _likely(f"memory: a {stage} stage takes up to {needed:.0f} GB, this machine has {here:.0f}{advice}")
     needed, free = sum(estimates[job.id].disk_mb for job in sized) / 1000, shutil.disk_usage(place).free / 1e9
     if needed * ROOM > free:
         yield _likely(

@@ -1,9 +1,9 @@
-"""One session of the runner: the lock of the results, Snakemake over a session's jobs, its progress, a clean end.
+"""One session of the runner: the lock of the results, Snakemake over the session's jobs, progress, interruption.
 
-Which jobs there are is `fedmem.study.plan`'s matter; what a job does is `fedmem.study.execute`'s. A session's folder,
-`results/.runner/<session>/`, holds its jobs (`jobs.json`), Snakemake's log and bookkeeping, and a marker for each job:
-`.started` (touched at each attempt), `.done`, `.failed` (an error that would come again), `.died` (what ended it from
-outside, so that another attempt may do).
+`fedmem.study.plan` determines the jobs and `fedmem.study.execute` runs one. The folder of a session,
+`results/.runner/<session>/`, contains its jobs (`jobs.json`), Snakemake's log and bookkeeping, and markers of each job:
+`.started` (touched at each attempt), `.done`, `.failed` (an error that would occur again), `.died` (it was ended from
+outside, so that another attempt may succeed).
 """
 
 import argparse
@@ -31,11 +31,11 @@ from fedmem.results.stage import StageError
 from fedmem.study import gpus
 from fedmem.study.execute import put_copies
 
-GRACE_SECONDS = 30  # for an interrupted session to end by itself
+GRACE_SECONDS = 30  # time that an interrupted session has to end by itself
 SNAKEFILE = PACKAGE / "study" / "Snakefile"
-DEFAULTS = {"gpu": 0, "mem_mb": 4000, "runtime": 240, "disk_mb": 1000}  # of a job that states none; runtime: minutes
-FULL_BYTES = 4_000_000  # a disk with less is full
-LEAST_MB = 2000  # of a submitted job: Snakemake, papermill and a kernel side by side
+DEFAULTS = {"gpu": 0, "mem_mb": 4000, "runtime": 240, "disk_mb": 1000}  # of a job without an estimate; runtime: minutes
+FULL_BYTES = 4_000_000  # a disk with less free space counts as full
+LEAST_MB = 2000  # of a submitted job: Snakemake, papermill and a kernel run side by side
 
 
 # --- the lock of the results ----------------------------------------------------------------------------------------
@@ -43,27 +43,31 @@ LEAST_MB = 2000  # of a submitted job: Snakemake, papermill and a kernel side by
 
 @contextlib.contextmanager
 def results_lock(study: str, wait: bool = False) -> Iterator[TextIO]:
-    """Holds the lock of these results; it goes with the processes that hold it, so that none is ever left behind.
+    """Hold the lock of the results while the context is open. Returns the open lock file.
 
-    study: whose session this is, for those who look. wait: until another runner has ended; StageError otherwise.
+    study: name of the study, written into the lock for other processes to read.
+    wait: wait until another runner has ended.
+    Raises StageError when another runner holds the lock and `wait` is False.
     """
     path = _lock_path()
     path.parent.mkdir(parents=True, exist_ok=True)
+    # flock, not a lock file that is made and removed: the kernel frees the lock when its last process ends, however it
+    # ends. "a+": opening must not empty the file, which the holder has written.
     with path.open("a+") as lock:
         if not _locked(lock):
             if not wait:
                 raise StageError(
-                    f"another `fedmem run` ({_holder()}) works on {results_root()}: wait for it (--wait does), "
-                    "look at it (`fedmem status`), or set FEDMEM_RESULTS to another folder"
+                    f"another `fedmem run` ({_holder()}) works on {results_root()}: wait for it (--wait), show "
+                    "its progress (`fedmem status`), or set FEDMEM_RESULTS to another folder"
                 )
-            print(f"waits for another `fedmem run` ({_holder()})", file=sys.stderr)
+            print(f"waiting for another `fedmem run` ({_holder()})", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
         note_in_lock(lock, study=study, host=socket.gethostname(), front=os.getpid())
         yield lock
 
 
 def note_in_lock(lock: TextIO, **about: Any) -> None:
-    """Writes into the lock who holds it."""
+    """Write facts about the holder into the lock. `front` begins a new record, other keys are added to the record."""
     lock.seek(0)
     text = lock.read()
     lock.truncate(0)
@@ -72,12 +76,12 @@ def note_in_lock(lock: TextIO, **about: Any) -> None:
 
 
 def current_session() -> dict[str, Any] | None:
-    """What the holder of the lock wrote into it (study, host, front, runner, session); None when nothing runs."""
+    """The record that the holder wrote into the lock (study, host, front, runner, session); None when nothing runs."""
     with contextlib.suppress(FileNotFoundError), _lock_path().open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            with contextlib.suppress(ValueError):  # it is being written
+            with contextlib.suppress(ValueError):  # read while the holder writes it
                 return json.load(lock)
             return {}
     return None
@@ -88,7 +92,7 @@ def _lock_path() -> Path:
 
 
 def _locked(lock: TextIO) -> bool:
-    for _ in range(5):  # whoever asks whether something runs holds it for a moment
+    for _ in range(5):  # `live` in another process holds a shared lock for a moment
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -107,7 +111,7 @@ def _holder() -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """How a session stands: ids of its jobs, and how long those that run have been running."""
+    """The state of a session: ids of its jobs by state, and the running time of those that run."""
 
     done: list[str]
     failed: list[str]
@@ -116,8 +120,9 @@ class Progress:
 
     @classmethod
     def of(cls, folder: Path) -> "Progress":
-        """Read from a session's markers."""
+        """Read the state from the markers in a session's folder."""
         names = [job["id"] for job in json.loads((folder / "jobs.json").read_text(encoding="utf-8"))]
+        # one listing instead of several stat calls for each job, twice a second
         marked = {path.name: path for path in folder.iterdir()}
         done = [name for name in names if f"{name}.done" in marked]
         failed = [name for name in names if name not in done and _gave_up(name, marked)]
@@ -129,17 +134,21 @@ class Progress:
 
 
 def _gave_up(name: str, marked: dict[str, Path]) -> bool:
-    """Whether a job has failed, or died and was not begun again."""
+    """Whether a job failed, or died and was not started again."""
     died, started = (marked.get(f"{name}.{mark}") for mark in ("died", "started"))
     return f"{name}.failed" in marked or bool(died and died.stat().st_mtime >= started.stat().st_mtime)
 
 
 def run_session(jobs: list[dict], options: argparse.Namespace, lock: TextIO) -> int:
-    """One Snakemake invocation over these jobs, in a folder of its own; shows progress, prints failures.
+    """Run Snakemake once over the jobs, in a folder of its own; show progress and print failures.
 
-    options: cores (None: all, or as many as the profile says), retries, profile, snakemake (more arguments).
-    Returns 0 when all jobs are done, else 1.
+    jobs: the entries of `plan.session_jobs`.
+    options: cores (None: all, or the number in the profile), retries, profile, snakemake (further arguments).
+    lock: the open lock of `only_runner`; Snakemake inherits it.
+    Returns 0 when all jobs are done, else 1. Raises ConfigError for a profile that cannot be read, and
+    KeyboardInterrupt, after Snakemake has ended, when it is interrupted.
     """
+    # a killed session leaves executed copies of published stages in its folder
     for former in _lock_path().parent.glob("*/jobs.json"):
         put_copies(former.parent)
     arguments, folder = arguments_of(options), _new_folder()
@@ -156,8 +165,8 @@ def run_session(jobs: list[dict], options: argparse.Namespace, lock: TextIO) -> 
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=os.environ | _environment(),
-            pass_fds=[lock.fileno()],  # it outlives a front that is killed, and holds the lock until it ends
-            start_new_session=True,  # a group of its own, so that an interrupt reaches all of it, and once
+            pass_fds=[lock.fileno()],  # Snakemake outlives a killed front process and holds the lock until it ends
+            start_new_session=True,  # own process group: Ctrl-C does not reach it directly; `_end` signals all of it
             preexec_fn=_hears_interrupts,
         )
         note_in_lock(lock, runner=process.pid, session=str(folder))
@@ -171,32 +180,32 @@ def run_session(jobs: list[dict], options: argparse.Namespace, lock: TextIO) -> 
 
 def _new_folder() -> Path:
     parent, name = results_root() / ".runner", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    for number in range(100):
+    for number in range(100):  # one process may start two sessions in a second: the stages, then the report
         with contextlib.suppress(FileExistsError):
             folder = parent / (f"{name}-{number}" if number else name)
             folder.mkdir(parents=True)
             return folder
-    raise FileExistsError(f"{parent / name}: there are 100 sessions of this second")
+    raise FileExistsError(f"{parent / name}: there are already 100 sessions of this second")
 
 
 def _environment() -> dict[str, str]:
-    """What keeps Snakemake and kernels from writing outside results; models of the hub stay where the hub puts them."""
+    """Variables that keep Snakemake and kernels from writing outside results; the hub's cache stays in its place."""
     folder = results_root() / ".runner"
     return {
         "XDG_CACHE_HOME": str(folder / "cache"),
         "MPLCONFIGDIR": str(folder / "cache" / "matplotlib"),
         "IPYTHONDIR": str(folder / "cache" / "ipython"),
-        "HF_HOME": str(hub_home()),
+        "HF_HOME": str(hub_home()),  # its default lies in XDG_CACHE_HOME, which is moved above
     }
 
 
 def arguments_of(options: argparse.Namespace) -> list[str]:
-    """The command line's part of Snakemake's arguments; ConfigError for a profile that cannot be read."""
+    """Snakemake's arguments from the command line. Raises ConfigError for a profile that cannot be read."""
     given = ["--retries", str(options.retries)] if options.retries is not None else []
     if options.profile:
         path = Path(options.profile).expanduser().resolve()
         if not _profile_files(path):
-            raise ConfigError(f"--profile {options.profile}: allowed is a folder that holds Snakemake's config.yaml")
+            raise ConfigError(f"--profile {options.profile}: expected a folder with Snakemake's config.yaml")
         _profile(path)
         given += ["--profile", str(path)]
     if options.cores is not None:
@@ -205,12 +214,12 @@ def arguments_of(options: argparse.Namespace) -> list[str]:
 
 
 def _executor(arguments: list[str]) -> str:
-    """Where jobs run, by Snakemake's arguments: "local", or the name of an executor plugin."""
+    """Where Snakemake's arguments run jobs: "local", or the name of an executor plugin."""
     return _given(arguments, "executor", "-e") or "local"
 
 
 def _given(arguments: list[str], name: str, short: str = "") -> Any:
-    """The value of one of Snakemake's options, from the command line or else from its profile; None: neither has it."""
+    """The value of one of Snakemake's options from the command line, else from its profile; None if neither has it."""
     found = {f"--{name}": None, "--profile": None}
     for position, argument in enumerate(arguments):
         option, sign, value = argument.partition("=")
@@ -222,32 +231,33 @@ def _given(arguments: list[str], name: str, short: str = "") -> Any:
 
 
 def _profile_files(folder: Path) -> list[Path]:
-    """A profile's file, that for this Snakemake first."""
+    """The files of a profile, the one for this version of Snakemake first."""
     return [path for name in ("config.v8+.yaml", "config.yaml") if (path := folder / name).is_file()]
 
 
 def _profile(folder: Path) -> dict[str, Any]:
-    """What a profile says, by option; ConfigError where it is no YAML mapping."""
+    """The options in a profile. Raises ConfigError if it is not a YAML mapping."""
     for path in _profile_files(folder):
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, dict):
-            raise ConfigError(f"{path}: got {type(content).__name__}; allowed is a mapping of Snakemake's options")
+            raise ConfigError(f"{path}: got {type(content).__name__}; expected a mapping of Snakemake's options")
         return content
     return {}
 
 
 def _placed(job: dict[str, Any], devices: list[str] | None) -> dict[str, Any]:
-    """A job with its resources and threads, the environment of its process, and the GPUs that it may take one of.
+    """The job with its resources, the environment of its process, and the GPUs from which it may take one.
 
-    devices: this machine's GPUs; None when the job runs on a cluster, which deals its own. A job that asks for no GPU
-    sees none, so that each is one job's alone.
+    devices: the GPUs of this machine; None when the job runs on a cluster, which assigns its own. A job that requests
+    no GPU sees none, so that no two jobs share a GPU.
     """
     resources = DEFAULTS | job.get("resources", {})
     environment = job["environment"] | _environment()
     if devices is not None:
+        # without a GPU the job runs on the processors; Snakemake would wait forever for a resource that does not exist
         resources["gpu"] = min(resources["gpu"], 1, len(devices))
         if not resources["gpu"]:
             environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -258,7 +268,7 @@ def _placed(job: dict[str, Any], devices: list[str] | None) -> dict[str, Any]:
 
 
 def _limits(jobs: list[dict], arguments: list[str]) -> list[str]:
-    """What this machine has, for Snakemake to keep jobs within; nothing on a cluster."""
+    """Arguments that limit Snakemake to this machine's processors, memory and GPUs; none on a cluster."""
     if _executor(arguments) != "local":
         return []
     cores = [] if _given(arguments, "cores", "-c") else ["--cores", "all"]
@@ -269,17 +279,18 @@ def _limits(jobs: list[dict], arguments: list[str]) -> list[str]:
 
 
 def _hears_interrupts() -> None:
-    """Started from a script's background, a process would ignore SIGINT for ever."""
+    """Restore the default of SIGINT: a process started in a script's background inherits that it is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _follow(process: subprocess.Popen, folder: Path) -> None:
-    """A progress bar over a session's stages, with those that run now."""
+    """Show a progress bar over a session's stages with the running ones until Snakemake ends."""
     from tqdm import tqdm
 
     shown, total = None, len(json.loads((folder / "jobs.json").read_text(encoding="utf-8")))
     with tqdm(total=total, bar_format="{n_fmt}/{total_fmt} stages, {elapsed} {desc}") as bar:
         while True:
+            # poll first: the markers read after the end are complete
             ended, now = process.poll() is not None, Progress.of(folder)
             over = len(now.done) + len(now.failed)
             if (over, list(now.running)) != shown:
@@ -291,9 +302,10 @@ def _follow(process: subprocess.Popen, folder: Path) -> None:
 
 
 def _end(process: subprocess.Popen, executor: str) -> None:
-    """Ends a session: at once where its jobs are its own processes, by Snakemake's cancelling where a cluster has them.
+    """End a session: local jobs are terminated at once, jobs on a cluster are cancelled by Snakemake.
 
-    Kernels end as soon as they see that their parent is gone. A second interrupt, or time, ends it hard.
+    Kernels end when they notice that their parent is gone. After GRACE_SECONDS, or at a second interrupt, all
+    processes are killed.
     """
     try:
         if executor == "local":
@@ -307,27 +319,29 @@ def _end(process: subprocess.Popen, executor: str) -> None:
 
 
 def _outcome(code: int, folder: Path) -> int:
-    """Prints what failed, and what a job that died said; 0 when all is done, else 1."""
+    """Print the errors of failed jobs and the last output of jobs that died. Returns 0 when all is done, else 1."""
     if not code:
         return 0
-    if (free := shutil.disk_usage(folder).free) < FULL_BYTES:  # then even what failed may be told nowhere else
+    if (free := shutil.disk_usage(folder).free) < FULL_BYTES:  # markers and logs may be missing then
         print(
-            f"fedmem: No space left: {free // 1024} KB are free at {results_root()}; make room, or set "
-            "FEDMEM_RESULTS to another disk; the same command goes on from here",
+            f"fedmem: No space left: {free // 1024} KB are free at {results_root()}; free some space, "
+            "or set FEDMEM_RESULTS to another disk; the same command continues from here",
             file=sys.stderr,
         )
     marks = [*sorted(folder.glob("*.failed")), *sorted(folder.glob("*.died"))]
-    said = {path: path.read_text(encoding="utf-8") for path in marks if not path.with_suffix(".done").exists()}
-    for text in filter(None, said.values()):
+    # a job that is done has nothing to report, whatever an earlier attempt left
+    reasons = {path: path.read_text(encoding="utf-8") for path in marks if not path.with_suffix(".done").exists()}
+    for text in filter(None, reasons.values()):
         print(f"fedmem: {text}", file=sys.stderr)
-    speechless = [name for name in Progress.of(folder).running if not (folder / f"{name}.died").exists()]
-    if speechless or not said:
+    # killed so abruptly that not even `.died` was written: by the memory killer, or by a cluster's limits
+    silent = [name for name in Progress.of(folder).running if not (folder / f"{name}.died").exists()]
+    if silent or not reasons:
         log = folder / "snakemake.log"
         text = log.read_text(encoding="utf-8")
-        told = re.findall(r"^ +message: (?!None)(.*)$", text, re.MULTILINE)
+        messages = re.findall(r"^ +message: (?!None)(.*)$", text, re.MULTILINE)
         last = [line for line in text.splitlines() if line.strip()][-3:]
-        for line in dict.fromkeys(told or last):  # what the cluster said, or Snakemake itself
+        for line in dict.fromkeys(messages or last):  # the cluster's messages, else the end of Snakemake's output
             print(f"fedmem: {line}", file=sys.stderr)
-        about = f"{', '.join(speechless)} ended without a word" if speechless else "the runner failed"
+        about = f"{', '.join(silent)} ended without a message" if silent else "the runner failed"
         print(f"fedmem: {about}; the log is {log}", file=sys.stderr)
     return 1

@@ -152,11 +152,8 @@ def _before_and_after(
     if first != last:
         if len(columns) <= READABLE_CLIENTS:
             axis.vlines(places, values[first], values[last], color=colour, linewidth=0.8)
-        ring = {
-            "markerfacecolor": "white",
-            "markersize": size + 2.5,
-            "clip_on": False,
-        }  # larger: visible around an equal mark
+        # larger than the filled mark, so that it stays visible when the two values are equal
+        ring = {"markerfacecolor": "white", "markersize": size + 2.5, "clip_on": False}
         axis.plot(places, values[first], marker, color=colour, **ring)
     axis.plot(places, values[last], marker, color=colour, markersize=size, label=words, clip_on=False)
     for place in places[values[last].isna()]:
