@@ -213,6 +213,89 @@ def test_jobs_submitted_to_a_cluster_change_no_byte(tiny, tmp_path):
     assert {name: submitted[name] for name in stages} == {name: here[name] for name in stages}
 
 
+# --- what an edit makes stale ---------------------------------------------------------------------------------------
+
+ALL = ("partition", "train", "generate", "detect", "analyze", "studies")
+
+
+@pytest.mark.parametrize(
+    ("file", "stale"),
+    [
+        ("fedmem/train/local_training.py", ALL[1:]),
+        ("fedmem/models/presets/cache.py", ALL[1:]),  # imported inside a function of models/loading
+        ("fedmem/generate/probes.py", ALL[2:]),
+        ("fedmem/detect/pan/cases.py", ALL[3:]),
+        ("fedmem/analyze/ratios.py", ALL[4:]),
+        ("fedmem/results/work.py", ALL),
+        ("fedmem/train/figures.py", ALL[5:]),  # the report draws learning curves, too
+        ("fedmem/analyze/figures.py", ALL[4:]),
+        ("fedmem/analyze/sentences.py", ALL[4:]),
+        ("fedmem/display/drawing.py", ALL[4:]),
+        ("fedmem/report/comparisons.py", ALL[5:]),
+        ("fedmem/report/paper/tables.py", ALL[5:]),
+        ("fedmem/study/runner.py", ()),
+        ("fedmem/cli/main.py", ()),
+        ("fedmem/data/synthetic_corpus.yaml", ALL),
+        ("fedmem/data/formulas.yaml", ALL[1:]),
+        ("fedmem/data/stopwords_en.txt", ALL[3:]),
+        ("fedmem/data/published_figures.yaml", ALL[5:]),
+    ],
+)
+def test_an_edit_makes_stale_what_it_can_change(tiny, tmp_path, file, stale):
+    assert set(planned(tiny, tmp_path).values()) == {"finished"}
+    edit(tmp_path / "checkout" / file)
+    states = planned(tiny, tmp_path)
+    assert {stage for stage, state in states.items() if state == "stale"} == set(stale)
+    assert {state for stage, state in states.items() if stage not in stale} <= {"finished"}
+
+
+def test_a_notebooks_code_counts_and_its_text_does_not(tiny, tmp_path):
+    planned(tiny, tmp_path)
+    notebook = tmp_path / "checkout" / "notebooks" / "3_generate.ipynb"
+    content = nbformat.read(notebook, as_version=4)
+    content.cells.append(nbformat.v4.new_markdown_cell("A remark."))
+    nbformat.write(content, notebook)
+    assert set(planned(tiny, tmp_path).values()) == {"finished"}
+    content.cells.append(nbformat.v4.new_code_cell("remark = 1"))
+    nbformat.write(content, notebook)
+    states = planned(tiny, tmp_path)
+    assert {stage for stage, state in states.items() if state == "stale"} == set(ALL[2:])
+
+
+def test_the_plan_names_what_has_changed(tiny, tmp_path):
+    planned(tiny, tmp_path)
+    edit(tmp_path / "checkout" / "fedmem" / "detect" / "pan" / "cases.py")
+    plan = fedmem("plan", tiny[0], results=tiny[1], checkout=tmp_path / "checkout")
+    assert "stale: the code has changed: detect/pan/cases.py" in plan.stdout
+
+
+def planned(tiny, folder):
+    """{stage: state} of the executed study, as a copy of this checkout in the folder sees it; made on the first call.
+
+    State of a stage: of all runs' stages of that kind together, which an edit concerns alike.
+    """
+    checkout = folder / "checkout"
+    for part in ("fedmem", "notebooks"):
+        if not (checkout / part).is_dir():
+            shutil.copytree(REPOSITORY / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import json, sys; from fedmem.study.loading import load_study; from fedmem.study.plan import make_plan; "
+        "plan = make_plan(load_study(sys.argv[1])); "
+        "print(json.dumps({job.stage: plan.states[job.id] for job in plan.study.jobs.values()} "
+        "| {'studies': plan.report}))"
+    )
+    settings = os.environ | {"FEDMEM_RESULTS": str(tiny[1]), "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-c", code, str(tiny[0])]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=True, cwd=folder)
+    return json.loads(done.stdout)
+
+
+def edit(path):
+    """Adds a comment."""
+    with path.open("a") as edited:
+        edited.write("\n# edited\n")
+
+
 # --- a visible call is what runs ------------------------------------------------------------------------------------
 
 

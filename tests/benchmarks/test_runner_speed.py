@@ -14,7 +14,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fedmem.results.identity import notebook_file
+from fedmem.results.code_files import code_files
+from fedmem.results.identity import NOTEBOOKS, notebook_file
 
 MOST_SECONDS = 4.0  # for a stage that needs no torch: process, papermill, kernel, imports, page
 HEATMAPS = ("partition", "analyze", "studies")
@@ -88,3 +89,11 @@ def imports_of(stage: str) -> str:
     cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
     code = next(code for cell in cells if "from fedmem." in (code := "".join(cell["source"])))
     return f"{code}\ndrawing._heatmap()" if stage in HEATMAPS else code
+
+
+def test_what_code_all_stages_use(benchmark):
+    """The static closures of the six notebooks, with the digests of their files: at most a second for all."""
+    found = benchmark.pedantic(lambda: {stage: code_files(stage) for stage in NOTEBOOKS}, rounds=5, warmup_rounds=1)
+    assert all(found.values())
+    benchmark.extra_info |= {stage: len(files) for stage, files in found.items()}
+    assert benchmark.stats.stats.max <= 1
