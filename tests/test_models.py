@@ -19,7 +19,7 @@ from fedmem.models.config_files import ModelError
 from fedmem.models.examples import encode, pad_batch, render, template_start
 from fedmem.models.loading import AutoModelForCausalLM, load_model, load_tokenizer, model_location
 from fedmem.models.presets import pretraining
-from fedmem.models.presets.pretraining import CHAT_TEMPLATE
+from fedmem.models.presets.pretraining import FAMILIES
 from fedmem.models.presets.recipes import Recipe
 
 ROW = {"input": "The knee hurts.", "instruction": "Answer.", "output": "Rest it."}
@@ -64,7 +64,7 @@ def test_a_checkpoint_gives_its_own_weights_and_the_models_tokenizer(folder, tmp
     model, tokenizer = load_model(str(folder), device="cpu", checkpoint=tmp_path)
     assert torch.equal(model.model.norm.weight, other.model.norm.weight)
     assert torch.equal(model.lm_head.weight, other.lm_head.weight)
-    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer.chat_template == FAMILIES["qwen2"]["chat_template"]
 
 
 def test_names_become_places(folder):
@@ -215,7 +215,9 @@ def test_a_missing_instruction_is_no_part_of_the_text(tokenizer):
 
 
 def test_a_template_that_alters_the_input_is_refused(tokenizer):
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper")
+    tokenizer.chat_template = FAMILIES["qwen2"]["chat_template"].replace(
+        "message['content']", "message['content'] | upper"
+    )
     with pytest.raises(ModelError, match="alters"):
         render(tokenizer, ROW)
 

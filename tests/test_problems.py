@@ -103,7 +103,7 @@ def test_the_demo_has_no_problems():
             "Krum with num_malicious_nodes = 1 needs 5 clients",
             True,
         ),
-        ({"model": "Qwen/Qwen2.5-3B", "batch_size": 4096}, "memory: a train stage needs up to", False),
+        ({"model": "Qwen/Qwen2.5-3B", "batch_size": 4096}, "memory: a train stage takes up to", False),
     ],
 )
 def test_a_problem_is_found_beforehand(overrides, said, certain, monkeypatch):

@@ -39,6 +39,7 @@ __all__ = [
     "RecordDict",
     "Result",
     "ServerApp",
+    "ServerGrid",
     "clipping",
     "named",
     "strategies",
@@ -69,7 +70,21 @@ def clipping(message: Message, context: Context, call_next) -> Message:
     return fixedclipping_mod(message, context, call_next) if asked else call_next(message, context)
 
 
-class InProcessGrid(Grid):
+class ServerGrid(Grid):
+    """What fedmem's two Grids have in common: who a message is from and to."""
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Create a message from the server to one client.
+
+        content: its records. message_type: Flower's type, such as "train". dst_node_id: the client's id.
+        group_id: the round, as Flower writes it. ttl: seconds until it expires; None: Flower's default.
+        """
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+
+class InProcessGrid(ServerGrid):
     """A grid with one node per client, node id = client id, that answers messages lazily, in client order.
 
     A client trains when its answer is requested, so only one answer, as large as the model, exists at a time if the
@@ -119,16 +134,6 @@ class InProcessGrid(Grid):
     def run(self) -> Run:
         """The run that the messages belong to."""
         return self._run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Create a message from the server to one client.
-
-        content: its records. message_type: Flower's type, such as "train". dst_node_id: the client's id.
-        group_id: the round, as Flower writes it. ttl: seconds until it expires; None: Flower's default.
-        """
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all clients, which are always connected."""

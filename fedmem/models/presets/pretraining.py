@@ -32,31 +32,13 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from fedmem.config.yaml_files import read
 from fedmem.corpus.synthetic import public_texts
+from fedmem.machine.paths import data_file
 from fedmem.models.examples import encode, pad_batch
 from fedmem.models.presets.recipes import DATA, RECIPES, Recipe, shipped
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-HEADER_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
-    "{{ message['content'] }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-# As in each family: GPT-2 has one token for all ends and no chat template; Llama and GPT-2 have no padding token.
-SPECIAL_TOKENS = {
-    "qwen2": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    "llama": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    "gpt2": ("<|endoftext|>",),
-}
-ROLES = {
-    "qwen2": {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
-    "llama": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": None},
-    "gpt2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": None},
-}
-TEMPLATES = {"qwen2": CHAT_TEMPLATE, "llama": HEADER_TEMPLATE, "gpt2": None}
+FAMILIES = read(data_file("tiny_families.yaml"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
@@ -66,13 +48,14 @@ def build_tokenizer(recipe: Recipe, texts: list[str]):
     texts: what the merges are learnt from. The end-of-turn token is the end-of-sequence token. qwen2 has a separate
     padding token and no beginning-of-sequence token.
     """
-    special, roles = SPECIAL_TOKENS[recipe.architecture], ROLES[recipe.architecture]
+    family = FAMILIES[recipe.architecture]
+    special, roles = family["special_tokens"], family["roles"]
     core = tokenizers.Tokenizer(tokenizers.models.BPE())
     core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=recipe.vocabulary,
-        special_tokens=list(special),
+        special_tokens=special,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -91,7 +74,7 @@ def build_tokenizer(recipe: Recipe, texts: list[str]):
         merges = [tuple(pair) for pair in learnt["merges"]]
         own_class = GPT2Tokenizer if recipe.architecture == "gpt2" else Qwen2Tokenizer
         tokenizer = own_class(vocab=learnt["vocab"], merges=merges, **settings)
-    tokenizer.chat_template = TEMPLATES[recipe.architecture]
+    tokenizer.chat_template = family["chat_template"]
     return tokenizer
 
 

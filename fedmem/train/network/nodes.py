@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from fedmem.train.in_process_grid import ConfigRecord, FederatedError, Grid, Message, RecordDict
+from fedmem.train.in_process_grid import ConfigRecord, FederatedError, Grid, Message, RecordDict, ServerGrid
 
 log = logging.getLogger("flwr.fedmem")  # shown by `flwr run --stream`
 log.setLevel(logging.INFO)  # a level of its own, because Flower's logger is silenced during training
@@ -88,7 +88,7 @@ def _client(node: int, reply: Message, expected: Mapping, rows: Mapping[int, str
     return client
 
 
-class ClientGrid(Grid):
+class ClientGrid(ServerGrid):
     """A deployment's Grid in which a node's id is its client's id, as in the in-process Grid.
 
     grid: Flower's own. nodes: {client: node id}. parameters: sent with every message, under that name.
@@ -110,16 +110,6 @@ class ClientGrid(Grid):
     def run(self):
         """The run that the messages belong to."""
         return self.grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Return a message from the server to one client.
-
-        content: the records to send. message_type: Flower's type, such as train. dst_node_id: the client's id.
-        group_id: the round, in Flower's terms. ttl: seconds until the message expires; None: Flower's default.
-        """
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return all clients. One that has disconnected since the roll call is noticed when it does not answer."""
