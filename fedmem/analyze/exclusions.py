@@ -13,7 +13,6 @@ every figure can be reported with and without them. Nothing is removed here, and
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterable
 
@@ -23,8 +22,9 @@ import pandas as pd
 from fedmem.analyze import ratios
 from fedmem.analyze.counting import MetricsError, require_columns
 from fedmem.analyze.ratios import SUMMARY
+from fedmem.corpus.word_runs import RUN_WORDS, WORD, run_numbers
 
-RUN_WORDS, GRAM_WORDS = 8, 3
+GRAM_WORDS = 3
 LEAST_WORDS = 12  # repetition cannot be measured on fewer words: such a continuation is never incoherent
 # {name in the tables: columns of `mark` whose matches are left out}
 EXCLUSIONS = {
@@ -34,7 +34,6 @@ EXCLUSIONS = {
     "incoherent": ("incoherent",),
     "shared, incoherent": ("shared", "incoherent"),
 }
-_WORD = re.compile(r"\w+")
 
 
 def coherence(prefixes: pd.DataFrame, min_compression: float = 0.25, min_distinct: float = 0.5) -> pd.DataFrame:
@@ -127,7 +126,7 @@ def summaries(
 
 
 def _repetition(text: str) -> tuple[float, float]:
-    words = _WORD.findall(text.casefold())
+    words = WORD.findall(text.casefold())
     if len(words) < LEAST_WORDS:
         return np.nan, np.nan
     # case and punctuation are dropped: they would hide a repetition from zlib
@@ -160,7 +159,6 @@ class _Runs:
     """The runs of 8 words of all rows: which client holds each, and which are boilerplate."""
 
     def __init__(self, rows: pd.DataFrame, boilerplate_share: float):
-        self._numbers: dict[str, int] = {}
         clients = pd.Index(sorted(rows["client"].unique()))
         # unique within a row: `often` counts rows, not occurrences
         sets = [np.unique(self._runs(text)[0]) for text in rows["input"]]
@@ -192,16 +190,6 @@ class _Runs:
         return inside
 
     def _runs(self, text: str) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """Return (a hash of every run of 8 words, the words' spans); equal runs have equal hashes."""
-        words = [(match.group().casefold(), match.span()) for match in _WORD.finditer(text)]
-        numbers = [self._numbers.setdefault(word, len(self._numbers)) for word, _ in words]
-        if len(numbers) < RUN_WORDS:
-            return np.empty(0, np.uint64), []
-        # + 1, so that the first word, number 0, changes the sum too
-        windows = np.lib.stride_tricks.sliding_window_view(np.array(numbers, np.uint64) + np.uint64(1), RUN_WORDS)
-        mixed = (windows * _MULTIPLIERS).sum(axis=1, dtype=np.uint64)
-        return mixed ^ (mixed >> np.uint64(29)), [span for _, span in words]
-
-
-# odd factors of a hash modulo 2**64, fixed by a seed: arrays hash all rows at once, and runs collide rarely
-_MULTIPLIERS = np.random.default_rng(8).integers(1, 2**63, RUN_WORDS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        """Return (a number of every run of 8 words, the words' spans)."""
+        words = list(WORD.finditer(text))
+        return run_numbers([word.group().casefold() for word in words]), [word.span() for word in words]

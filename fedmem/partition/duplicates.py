@@ -9,20 +9,18 @@ Sources: Broder 1997, "On the resemblance and containment of documents" (MinHash
 training data makes language models better".
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import blake2b
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-NEAR_WORDS, BOILERPLATE_WORDS = 3, 8
+from fedmem.corpus.word_runs import RUN_WORDS, WORD, run_numbers, word_number
+
+NEAR_WORDS = 3
 PERMUTATIONS, MISSED = 128, 1e-3  # hash values per text, at most; share of pairs at the threshold that may be missed
 MANY_COPIES = 1000  # a text with more copies is paired only with its first row: n copies make n²/2 pairs
-WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def boilerplate(texts: Iterable[str], share: float = 0.05) -> pd.DataFrame:
     Columns: words (folded), rows, share (of the texts, 0 to 1).
     """
     texts = list(texts)
-    sets = [_shingles(fold(text), BOILERPLATE_WORDS, short=False) for text in texts]
+    sets = [_shingles(fold(text), RUN_WORDS, short=False) for text in texts]
     every = np.concatenate([*sets, np.empty(0, np.uint64)])
     del sets  # frees as much memory as `every` takes
     runs, rows = np.unique(every, return_counts=True)
@@ -155,9 +153,9 @@ def boilerplate(texts: Iterable[str], share: float = 0.05) -> pd.DataFrame:
         if len(words) == len(wanted):
             break
         own = WORD.findall(fold(text))
-        for place, run in enumerate(_runs(own, BOILERPLATE_WORDS).tolist()):
+        for place, run in enumerate(run_numbers(own).tolist()):
             if run in wanted:
-                words[run] = " ".join(own[place : place + BOILERPLATE_WORDS])
+                words[run] = " ".join(own[place : place + RUN_WORDS])
     table = pd.DataFrame({"words": [words[run] for run in wanted], "rows": list(wanted.values())}).astype({"rows": int})
     table = table.assign(share=table["rows"] / max(len(texts), 1))
     return table.sort_values(["rows", "words"], ascending=[False, True], kind="stable", ignore_index=True)
@@ -170,42 +168,21 @@ def covered(texts: pd.Series, found: pd.DataFrame) -> pd.Series:
     def part(text: str) -> float:
         own = WORD.findall(fold(text))
         inside = np.zeros(len(own), bool)
-        for place in range(len(own) - BOILERPLATE_WORDS + 1):
-            if tuple(own[place : place + BOILERPLATE_WORDS]) in wanted:
-                inside[place : place + BOILERPLATE_WORDS] = True
+        for place in range(len(own) - RUN_WORDS + 1):
+            if tuple(own[place : place + RUN_WORDS]) in wanted:
+                inside[place : place + RUN_WORDS] = True
         return float(inside.mean()) if own else 0.0
 
     return texts.map(part).astype(float)
-
-
-# --- sets of word runs as numbers ---------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=2**20)
-def _hash(word: str) -> int:
-    """Return 64 bits that are equal on every machine; Python's own `hash` of a string changes with each process."""
-    return int.from_bytes(blake2b(word.encode(), digest_size=8).digest())
-
-
-# Odd multipliers, so that each product is a bijection modulo 2^64; one for each position in a run.
-_ODD = np.random.default_rng(8).integers(0, 2**63, BOILERPLATE_WORDS + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-
-
-def _runs(words: list[str], n: int) -> np.ndarray:
-    """Return a 64-bit number for each run of n words: equal for equal runs, almost surely different for others."""
-    hashes = np.fromiter(map(_hash, words), np.uint64, len(words))
-    n_runs = max(len(words) - n + 1, 0)
-    mixed = sum((hashes[place : place + n_runs] * _ODD[place] for place in range(n)), np.zeros(n_runs, np.uint64))
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _shingles(text: str, n: int, short: bool = True) -> np.ndarray:
     """Return the distinct runs of n words of a folded text, sorted; if `short`, a shorter text counts as one run."""
     words = WORD.findall(text)
     if len(words) >= n:
-        return np.unique(_runs(words, n))
+        return np.unique(run_numbers(words, n))
     # "\n" cannot occur in a word, so a short text never equals a run of a longer one
-    return np.array([_hash("\n" + (" ".join(words) or text))] if short else [], np.uint64)
+    return np.array([word_number("\n" + (" ".join(words) or text))] if short else [], np.uint64)
 
 
 def _candidates(sets: list[np.ndarray], threshold: float) -> Iterator[tuple[int, int]]:
