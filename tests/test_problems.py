@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmem.cli import plan_table
+from fedmem.cli import study_commands
 from fedmem.cli.main import main
 from fedmem.config.parameter import ConfigError
 from fedmem.machine.paths import PACKAGE
@@ -326,7 +326,7 @@ def test_hours_are_bounded_by_path_cores_and_gpus():
 
 def test_the_plan_says_what_sharing_saves():
     plan = make_plan(load_study(STUDIES / "all.yaml"))
-    lines, found_ = plan_table.plan_lines(plan, cores=2)
+    lines, found_ = study_commands.plan_lines(plan, cores=2)
     text = "\n".join(lines)
     # 55 runs of 5 stages and the report, against 4 + 21 + 3 * 41 stages and the report
     assert "55 runs: 276 notebooks one by one, 149 where runs share stages" in text
@@ -338,8 +338,8 @@ def test_the_plan_says_what_sharing_saves():
 
 def test_planning_imports_no_torch():
     code = (
-        "import sys; from fedmem.cli import plan_table; from fedmem.study import loading, plan; "
-        f"plan_table.plan_lines(plan.make_plan(loading.load_study({str(STUDIES / 'all.yaml')!r}))); "
+        "import sys; from fedmem.cli import study_commands; from fedmem.study import loading, plan; "
+        f"study_commands.plan_lines(plan.make_plan(loading.load_study({str(STUDIES / 'all.yaml')!r}))); "
         "print(sorted({'torch', 'transformers', 'flwr', 'datasets', 'sklearn'} & set(sys.modules)))"
     )
     assert printed(code) == "[]"
