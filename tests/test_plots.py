@@ -2,8 +2,6 @@
 
 import io
 import struct
-import subprocess
-import sys
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -224,19 +222,6 @@ def test_captions_say_counting_n_and_what_intervals_mean():
     assert caption("Rows.", n=5) == "Rows. n = 5 sampled prefixes."
     with pytest.raises(ValueError, match="counting: got 'loose'; expected one of paper, strict, verbatim"):
         caption("x", counting="loose")
-
-
-def test_who_imports_seaborn_after_a_heatmap_has_it_whole():
-    code = """
-from fedmem.display.drawing import _heatmap
-_heatmap()
-import sys
-assert not any(name.startswith("seaborn") for name in sys.modules)
-import seaborn
-print(seaborn._statistics._no_scipy, seaborn.heatmap is _heatmap())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
 
 
 def test_the_colours_are_seaborns():

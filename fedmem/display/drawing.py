@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
-import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedmem.display.numbers import half_up
-from fedmem.machine.idle_imports import without
 
 PNG_DPI = 130
 
@@ -188,12 +185,14 @@ def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, t
     labels: strings of the same shape; None: no labels. Above READABLE_CLIENTS columns there are none either.
     top: the value at which the colours end, > 0. x, y: the labels of the axes.
     """
+    import seaborn  # here, because it takes half a second and most figures have no heatmap
+
     readable = labels is not None and percent.shape[1] <= READABLE_CLIENTS
     size = 9 if percent.shape[1] <= 6 else 6
     look = {"cmap": "rocket_r", "linewidths": 0.5 if readable else 0, "cbar": False}
     look |= {"annot": labels, "fmt": "", "annot_kws": {"fontsize": size}} if readable else {}
     # seaborn's own ticks are off: they would label every client, however many there are
-    _heatmap()(percent, ax=axis, vmin=0, vmax=top, xticklabels=False, yticklabels=False, **look)
+    seaborn.heatmap(percent, ax=axis, vmin=0, vmax=top, xticklabels=False, yticklabels=False, **look)
     axis.set_facecolor(UNDEFINED)
     axis.grid(False)
     if readable:
@@ -202,21 +201,6 @@ def draw_heatmap(axis: Axes, percent: pd.DataFrame, labels: np.ndarray | None, t
     axis.set_xticks(*client_ticks(list(percent.columns), 0.5))
     axis.set_yticks(*client_ticks(list(percent.index), 0.5))
     axis.set(xlabel=x, ylabel=y)
-
-
-@cache
-def _heatmap() -> Callable:
-    """seaborn's heatmap, imported without scipy.stats, which would take a second.
-
-    The partial modules are removed again, so that a later import of seaborn gets complete ones.
-    """
-    if "seaborn" in sys.modules:
-        return sys.modules["seaborn"].heatmap
-    with without("scipy.stats"):
-        from seaborn import heatmap
-    for name in [name for name in sys.modules if name.partition(".")[0] == "seaborn"]:
-        del sys.modules[name]
-    return heatmap
 
 
 def draw_scale(figure: Figure, axes, words: str, undefined: bool) -> None:

@@ -88,7 +88,7 @@ def imports_of(stage: str) -> str:
     """The cell of a stage's notebook that imports."""
     cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
     code = next(code for cell in cells if "from fedmem." in (code := "".join(cell["source"])))
-    return f"{code}\ndrawing._heatmap()" if stage in HEATMAPS else code
+    return f"{code}\nimport seaborn" if stage in HEATMAPS else code
 
 
 def test_what_code_all_stages_use(benchmark):
