@@ -23,8 +23,6 @@ from typing import Any
 
 import psutil
 
-from fedmem.machine.processes import process_is_alive
-
 KEPT = ".progress"  # the heartbeat and the progress; never published with the stage
 
 BEAT_SECONDS, DEAD_SECONDS = 30, 600
@@ -121,7 +119,7 @@ def _host() -> str:
 def _alive(folder: Path, target: Path, made: Mapping[str, str]) -> bool:
     host, _, pid = folder.name.removeprefix(f".{target.name}.").rpartition("-")
     if host == _host() and pid.isdigit():
-        return process_is_alive(int(pid)) and _is_the_one(folder, int(pid))
+        return psutil.pid_exists(int(pid)) and _is_the_one(folder, int(pid))
     if not host:
         return False  # a former version of the stage that was set aside while publishing
     # a new file gets the file system's time; the clocks of two machines may differ

@@ -5,7 +5,6 @@ runs of one user on two results folders. The system releases a lock when its pro
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
@@ -14,6 +13,8 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from fedmem.machine.locks import lock
 
 DRIVER = Path("/proc/driver/nvidia/gpus")  # NVIDIA's driver keeps a folder for each GPU here
 
@@ -45,13 +46,10 @@ def hold(names: list[str]) -> Iterator[str]:
     """Wait until one of these GPUs is free, and yield its name; other callers cannot hold it until the block ends."""
     while True:
         for name in names:
-            with _lock_file(name).open("a") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                yield name
-                return
+            with _lock_file(name).open("a") as file:
+                if lock(file):
+                    yield name
+                    return
         time.sleep(0.5)
 
 

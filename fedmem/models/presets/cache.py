@@ -6,7 +6,6 @@ recipe and of the code that builds it: when either changes, the preset is built 
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fedmem.machine.locks import lock
 from fedmem.machine.paths import PACKAGE, digest_of, file_digest, results_root
 from fedmem.models.config_files import ModelError
 from fedmem.models.presets.pretraining import build
@@ -94,13 +94,10 @@ def _alone(name: str) -> Iterator[None]:
     """A lock file that keeps other processes from building this preset at the same time."""
     folder = preset_folder(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # flock, not the existence of the file: the kernel releases the lock when its process dies
-    with (folder.parent / f".{name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with (folder.parent / f".{name}.lock").open("w") as file:
+        if not lock(file):
             print(f"{name} is being built by another process: waiting for it", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(file, wait=True)
         yield
 
 

@@ -15,7 +15,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from fedmem.machine.processes import process_is_alive
+import psutil
+
 from fedmem.retrieval.elasticsearch.server import Server, Vanished
 
 ALIAS = "fedmem-indices"
@@ -82,4 +83,4 @@ def _in_use(known: Mapping[str, Any]) -> bool | None:
     """Whether the process that created an index is running; None for another host, where it cannot be checked."""
     if known["host"] != socket.gethostname():
         return None
-    return process_is_alive(known["pid"])
+    return psutil.pid_exists(known["pid"])
