@@ -6,6 +6,7 @@ Formulas in the notebooks are plain Unicode, so they are readable everywhere wit
 import re
 from pathlib import Path
 
+PARAMETERS_NOTE = "parameters-note"  # tag of a cell of words about the cell of parameters that follows
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff;
@@ -22,6 +23,8 @@ pre code { padding: 0; }
 @media (max-width: 40rem) { /* figures keep a readable size and scroll in a box of their own */
   .output_png { overflow-x: auto; } .output_png img { max-width: none; width: 36rem; } }
 .output_stderr pre, .output_error pre { background: #fff4f2; padding: .4rem .7rem; }
+.celltag_parameters-note + .celltag_parameters { opacity: .5; } /* defaults that the run did not use */
+table, th, td { border: 0; } /* pandas writes border="1" */
 table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #e3e6ea; vertical-align: top; }
 thead th { border-bottom: 2px solid #8b949e; } tbody th { text-align: left; }
@@ -45,6 +48,8 @@ def to_html(notebook: Path, show_code: bool = True) -> str:
     # show nothing without scripts.
     content = nbformat.read(notebook, as_version=4)
     content.metadata.pop("widgets", None)
+    if not show_code:  # then notes on code speak of nothing
+        content.cells = [cell for cell in content.cells if PARAMETERS_NOTE not in cell.metadata.get("tags", ())]
     exporter = HTMLExporter(
         template_name="basic",
         exclude_input=not show_code,

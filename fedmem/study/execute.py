@@ -16,16 +16,21 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from fedmem.display.html_page import to_html
-from fedmem.machine.idle_imports import without
-from fedmem.machine.processes import process_is_alive
+import psutil
+
+from fedmem.display.html_page import PARAMETERS_NOTE, to_html
 from fedmem.results.identity import notebook_file
 from fedmem.results.stage import MANIFEST, StageError, open_stage
 from fedmem.study.gpus import hold
 
 START_SECONDS = 300  # limit for a kernel to start; long, because the machine may be busy
-# optional formats of jsonschema (IRIs take two seconds), and Hadoop file systems
+# optional formats of jsonschema, and Hadoop file systems: 1.3 of the 1.6 seconds that the import of papermill takes
 IDLE_IMPORTS = ("rfc3987_syntax", "isoduration", "pyarrow")
+# Markdown above the cells of an executed copy that papermill gave its parameters, by the cell's tag
+NOTES = {
+    "parameters": "*Defaults; this run used the values of the next cell.*",
+    "injected-parameters": "*The parameters of this run:*",
+}
 
 
 class NotebookError(RuntimeError):
@@ -53,8 +58,13 @@ def json_safe(value: Any) -> Any:
 
 def load_papermill():
     """Import papermill without its slow optional dependencies, and return it."""
-    with without(*IDLE_IMPORTS):
+    idle = [name for name in IDLE_IMPORTS if name not in sys.modules]
+    sys.modules |= dict.fromkeys(idle)  # None makes an import fail at once, which their importers handle
+    try:
         import papermill
+    finally:
+        for name in idle:  # they can be imported as usual from here on
+            del sys.modules[name]
     return papermill
 
 
@@ -96,6 +106,22 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
             raise NotebookError(f"{error.ename}: {error.evalue}")
 
 
+def note_parameters(content) -> None:
+    """Add Markdown cells to an executed notebook which say that the injected parameters count, not the defaults.
+
+    content: the notebook, as nbformat reads it. It is not changed if it has no injected parameters, or has the notes.
+    """
+    import nbformat
+
+    tags = [set(cell.metadata.get("tags", ())) for cell in content.cells]
+    if not any("injected-parameters" in one for one in tags) or any(PARAMETERS_NOTE in one for one in tags):
+        return
+    for place, tagged in reversed(list(enumerate(tags))):
+        for tag in tagged & NOTES.keys():
+            note = nbformat.v4.new_markdown_cell(NOTES[tag], metadata={"tags": [PARAMETERS_NOTE]})
+            content.cells.insert(place, note)
+
+
 def run_job(job: dict[str, Any]) -> None:
     """Execute a job's notebook and move its copy and page into the published folder.
 
@@ -123,10 +149,20 @@ def _put_copy(job: dict[str, Any], copy: Path) -> None:
     """Move a finished stage's executed copy and page into its folder, each by an atomic rename."""
     folder = Path(job["folder"])
     page = "report.html" if job["stage"] == "studies" else "notebook.html"  # a report is read without code
-    made = copy.with_suffix(".html")
-    made.write_text(to_html(copy, show_code=page != "report.html"), encoding="utf-8")
-    made.rename(folder / page)
+    _make_page(copy, show_code=page != "report.html").rename(folder / page)
     copy.rename(folder / "notebook.ipynb")
+
+
+def _make_page(copy: Path, show_code: bool = True) -> Path:
+    """Add the notes on parameters to an executed copy, and return the path of its HTML page, beside it."""
+    import nbformat
+
+    content, noted, page = nbformat.read(copy, as_version=4), copy.with_suffix(".noted"), copy.with_suffix(".html")
+    note_parameters(content)
+    nbformat.write(content, noted)
+    noted.rename(copy)  # atomic: a session that is killed here leaves a whole copy
+    page.write_text(to_html(copy, show_code), encoding="utf-8")
+    return page
 
 
 def put_copies(session: Path) -> None:
@@ -167,7 +203,7 @@ def failure_message(folder: Path) -> str | None:
 def _keep_failed(folder: Path, copy: Path, error: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if copy.is_file():
-        failed_copy(folder).with_suffix(".html").write_text(to_html(copy), encoding="utf-8")
+        _make_page(copy).rename(failed_copy(folder).with_suffix(".html"))
         copy.rename(failed_copy(folder))
     failed_copy(folder).with_suffix(".json").write_text(json.dumps({"error": error}) + "\n", encoding="utf-8")
 
@@ -208,7 +244,7 @@ def main() -> int:
 
 def _end_with(runner: int) -> None:
     """End this process, and with it its kernel, within a second after the runner ended."""
-    while process_is_alive(runner):
+    while psutil.pid_exists(runner):
         time.sleep(1)
     os._exit(1)
 
