@@ -31,6 +31,16 @@ def significant_figures(value: float, n: int = 4) -> str:
     return f"{half_up(value, n - 1 - math.floor(math.log10(abs(value)))):.{n}g}"
 
 
+def display_settings(max_rows: int = 60) -> None:
+    """Give the tables of a notebook one look: floats with four significant figures, horizontal rules only.
+
+    max_rows: longest table that is displayed whole, in rows; of a longer one, pandas shows the beginning and the end.
+    """
+    pd.options.display.float_format = significant_figures
+    pd.options.display.html.border = 0  # the styled tables of pandas have no border either
+    pd.options.display.max_rows = max_rows
+
+
 UNDEFINED = "is not defined here"
 
 NO_CONTROL = "there is no held-out control here, so how much of it is chance is not known"

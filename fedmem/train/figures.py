@@ -1,8 +1,7 @@
 """Figures of one training: learning curves by round, perplexity and utility of each client before and after training.
 
-As in `fedmem.analyze.figures`, each function takes a tidy frame and returns a Figure. Shares in 0 … 1 are drawn in
-percent and
-undefined values as "n/a".
+As in `fedmem.analyze.figures`, each function takes a tidy frame and returns a Figure. Shares in 0 … 1 are drawn
+in percent and undefined values as "n/a".
 """
 
 from __future__ import annotations
@@ -68,9 +67,8 @@ def perplexity(table: pd.DataFrame) -> Figure:
     """Perplexity of each split's rows before (open marks) and after training (filled marks), on a log scale.
 
     table: the table of `utility.with_weighted_means`. Its first and its last round are drawn, the clients' mean at the
-    right. The
-    factor below each client is the perplexity of held-out rows ÷ that of training rows after the last round: above 1,
-    the model predicts the rows that it was trained on better.
+    right. The factor below each client is the perplexity of held-out rows ÷ that of training rows after the last round:
+    above 1, the model predicts the rows that it was trained on better.
     """
     table = table[table["metric"] == "perplexity"]
     columns = _columns(table)
