@@ -484,14 +484,15 @@ def test_held_out_texts_are_dealt_once_each():
     corpus = pd.DataFrame(
         {"id": list("abcd"), "instruction": "", "input": list("abcd"), "output": "", "group": list("xxyy")}
     )
-    dealt_rows = dealing.assign(corpus, "natural", quotas, 0, client_groups=["x", "y"])
+    config = PartitionConfig.model_construct(n_clients=2, client_groups=["x", "y"])
+    dealt_rows = dealing.assign(corpus, quotas, config)
     apart = corpus.assign(input=list("efgh"), group="z")
-    rows = dealing.split(dealing.add_heldout(dealt_rows, apart, 2, seed=0), quotas)
+    rows = dealing.split(dealing.add_heldout(dealt_rows, apart, config), quotas)
     dealing.check(rows)
     assert rows.groupby(["client", "split"]).size().tolist() == [2, 2, 2, 2]
     assert set(rows.loc[rows["split"] == "heldout", "row_id"]) == {f"heldout/{name}" for name in "abcd"}
     with pytest.raises(PartitionError, match="client 1 gets none of the 1 held-out rows"):
-        dealing.add_heldout(dealt_rows, apart.head(1), 2, seed=0)
+        dealing.add_heldout(dealt_rows, apart.head(1), config)
 
 
 def test_without_held_out_rows_there_is_no_control_and_it_is_not_zero():

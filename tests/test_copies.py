@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedmem.config.partition import PartitionConfig
 from fedmem.corpus.loading import load_corpus
 from fedmem.partition import dealing, duplicates
 from fedmem.partition.duplicates import PERMUTATIONS
@@ -35,7 +36,7 @@ def planted(shared):
     """2,000 real rows of 3 clients; 150 became exact copies (but for case and space), 600 near ones of another."""
     corpus = load_corpus("file", "summarization", path=shared / "data/summarization.jsonl").head(N_ROWS)
     wanted = dealing.quotas({"train": 0.6, "test": 0.1, "heldout": 0.3}, 3)
-    rows = dealing.split(dealing.assign(corpus, "iid", wanted, 0), wanted)
+    rows = dealing.split(dealing.assign(corpus, wanted, PartitionConfig(partitioner="iid")), wanted)
     rng = random.Random(1)
     places = rng.sample(range(N_ROWS), 1500)
     texts = rows["input"].tolist()

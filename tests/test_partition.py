@@ -1,15 +1,18 @@
 import random
 import time
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pytest
 import yaml
 
+from fedmem.config.partition import PartitionConfig
 from fedmem.corpus.loading import load_corpus
-from fedmem.partition.dealing import PARTITIONERS, assign, check, quotas, split
+from fedmem.partition import dealing
+from fedmem.partition.dealing import check, deal, quotas, split
 from fedmem.partition.description import distances, groups, lengths, sizes
-from fedmem.partition.partitioners import PartitionError
+from fedmem.partition.partitioners import PARTITIONERS, PartitionError
 
 TASKS = Path(__file__).resolve().parent.parent / "params" / "tasks"
 
@@ -34,9 +37,34 @@ def corpus_of(**counts: int) -> pd.DataFrame:
     )
 
 
+def assign(corpus, partitioner, wanted, seed, **options):
+    """`dealing.assign` with these parameters, unchecked."""
+    config = PartitionConfig.model_construct(partitioner=partitioner, partition_seed=seed, **options)
+    return dealing.assign(corpus, wanted, config)
+
+
 def dealt(corpus, partitioner="natural", n_clients=2, train=3, test=1, heldout=2, seed=0, skew=0.0, **options):
     wanted = quotas({"train": train, "test": test, "heldout": heldout}, n_clients, skew)
     return split(assign(corpus, partitioner, wanted, seed, **options), wanted)
+
+
+def test_every_partitioner_is_a_value_of_the_parameter():
+    assert get_args(PartitionConfig.model_fields["partitioner"].annotation) == tuple(PARTITIONERS)
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "drop"])
+def test_a_deal_is_its_steps(duplicates):
+    corpus, apart = corpus_of(a=20, b=20), corpus_of(c=4).assign(input=list("efgh"))
+    corpus.loc[:1, "input"] = "The same text twice."
+    config = PartitionConfig(
+        n_clients=2, train_rows=0.75, test_rows=0.25, heldout_rows=0, corpus="file", corpus_path="x",
+        heldout_path="y", duplicates=duplicates,
+    )  # fmt: skip
+    rows = deal(config, corpus, apart)
+    check(rows)
+    assert rows.groupby(["client", "split"]).size().tolist() == [2, 5, 15 if duplicates == "keep" else 14, 2, 5, 15]
+    assert rows.equals(deal(config, corpus.iloc[::-1], apart))
+    assert set(deal(config, corpus)["split"]) == {"train", "test"}  # without the held-out texts
 
 
 def test_natural_clients_are_the_largest_groups_in_order():

@@ -3,24 +3,23 @@
 First, `assign` gives every row a client. Then `split` divides each client's rows into train, test and held-out rows.
 Between the two, duplicates can be dropped. No row is given twice, and rows that belong together (a unit) never are in
 two splits or with two clients. Source of the setup: Udsa et al. 2026, section 3 (three clients, non-IID, equal sizes);
-the held-out rows are fedmem's own control.
+the held-out rows are fedmem's own control. `deal` is the whole sequence; notebook 1 shows its steps one by one.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
+from fedmem.config.partition import PartitionConfig
 from fedmem.config.vocabulary import SPLITS
-from fedmem.partition import partitioners
-from fedmem.partition.partitioners import NOBODY, PartitionError
+from fedmem.partition import duplicates
+from fedmem.partition.partitioners import NOBODY, PARTITIONERS, PartitionError
 
 DEALT = ("heldout", "test", "train")  # training rows last: the others then stay the same when train_rows grows
 
 COLUMNS = ["row_id", "client", "split", "group", "instruction", "input", "output"]
-
-PARTITIONERS = ("iid", "natural", "dirichlet", "topic", "quantity")
 
 
 def quotas(split_rows: Mapping[str, float], n_clients: int, skew: float = 0.0) -> pd.DataFrame:
@@ -49,78 +48,63 @@ def quotas(split_rows: Mapping[str, float], n_clients: int, skew: float = 0.0) -
     return table
 
 
-def assign(
-    corpus: pd.DataFrame,
-    partitioner: str,
-    quotas: pd.DataFrame,
-    seed: int,
-    *,
-    unit: str | None = None,
-    client_groups: Sequence | None = None,
-    dirichlet_alpha: float = 0.3,
-) -> pd.DataFrame:
+def deal(config: PartitionConfig, texts: pd.DataFrame, heldout_texts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return the table `rows` that notebook 1 publishes for this corpus, in one call.
+
+    config: the stage's parameters. texts: the corpus. heldout_texts: the texts of `heldout_path`; None: there are none.
+    Raises PartitionError as the steps do.
+    """
+    wanted = quotas(config.split_rows, config.n_clients, config.skew)
+    dealt_rows = assign(texts, wanted, config)
+    if heldout_texts is not None:
+        dealt_rows = add_heldout(dealt_rows, heldout_texts, config)
+    if config.duplicates == "drop":
+        dealt_rows = duplicates.find(dealt_rows, config.near_duplicate).drop(dealt_rows)
+    return split(dealt_rows, wanted)
+
+
+def assign(corpus: pd.DataFrame, quotas: pd.DataFrame, config: PartitionConfig) -> pd.DataFrame:
     """Return the rows with the client of each: the corpus's columns, `unit` and `client`, in the order of assignment.
 
-    corpus: a frame with the columns of `fedmem.corpus.columns.SCHEMA`.
-    partitioner: how units are assigned:
-    - iid: at random, in equal numbers;
-    - natural: client j gets `client_groups[j]`, or the j-th largest group;
-    - dirichlet: each group is divided among the clients by Dir(dirichlet_alpha), so that each client meets its quotas;
-    - topic: clusters of similar texts, one for each client, of equal numbers of rows;
-    - quantity: at random, in the sizes of the quotas.
+    corpus: a frame with the columns of `fedmem.config.vocabulary.SCHEMA`.
     quotas: the table of `quotas`, one line for each client.
-    seed: seed of all random choices, ≥ 0.
-    unit: regular expression; rows whose ids give the same match (its first group, if it has one) stay together; None:
-        each row alone.
-    client_groups: for natural, one group or a list of groups for each client; None: the largest groups.
-    dirichlet_alpha: for dirichlet, the concentration, > 0; a small one makes clients differ.
+    config: partitioner (a rule of PARTITIONERS) with its own parameters, partition_seed, and `unit`: a regular
+        expression; rows whose ids give the same match (its first group, if it has one) stay together; None: each row
+        alone.
     The result depends on the seed and on the set of rows, not on their order. Raises PartitionError when the
     partitioner is unknown or the corpus cannot be divided as asked.
     """
+    if config.partitioner not in PARTITIONERS:
+        raise PartitionError(f"partitioner: got {config.partitioner!r}; expected one of {', '.join(PARTITIONERS)}")
     n_clients = len(quotas)
     # sorted by id, so that the result does not depend on the order of the rows in the file
     pack = corpus.sort_values("id", kind="stable", ignore_index=True)
-    pack["unit"] = _unit_names(pack["id"], unit)
+    pack["unit"] = _unit_names(pack["id"], config.unit)
     units = pack.groupby("unit", sort=True).agg(rows=("id", "size"), group=("group", "first")).reset_index()
     if len(units) < n_clients:
-        what = "rows" if unit is None else f"units of {len(pack)} rows"
+        what = "rows" if config.unit is None else f"units of {len(pack)} rows"
         raise PartitionError(f"{n_clients} clients, but the corpus has only {len(units)} {what}: lower n_clients")
-    needs = _needs(quotas, units["rows"].max())
-    if partitioner == "iid":
-        clients = partitioners.iid(units, n_clients, seed)
-    elif partitioner == "natural":
-        clients = partitioners.natural(units, n_clients, client_groups)
-    elif partitioner == "dirichlet":
-        clients = partitioners.dirichlet(units, n_clients, dirichlet_alpha, needs, seed)
-    elif partitioner == "topic":
-        # the same grouping as of `units`, so both have the same order
-        texts = pack.groupby("unit", sort=True)["input"].agg(" ".join)
-        clients = partitioners.topic(units.assign(text=texts.to_numpy()), n_clients, seed)
-    elif partitioner == "quantity":
-        targets = needs if _counted(quotas) else quotas["weight"] * len(pack)
-        clients = partitioners.quantity(units, targets, seed)
-    else:
-        raise PartitionError(f"partitioner: got {partitioner!r}; expected one of {', '.join(PARTITIONERS)}")
-    return _ordered(pack, units["unit"].to_numpy(), clients, n_clients, seed)
+    least = _needs(quotas, units["rows"].max())
+    asked = quotas.assign(least=least, target=least if _counted(quotas) else quotas["weight"] * len(pack))
+    clients = PARTITIONERS[config.partitioner](units, pack, asked, config)
+    return _ordered(pack, units["unit"].to_numpy(), clients, n_clients, config.partition_seed)
 
 
-def add_heldout(
-    dealt_rows: pd.DataFrame, texts: pd.DataFrame, n_clients: int, seed: int, one_each: bool = False
-) -> pd.DataFrame:
+def add_heldout(dealt_rows: pd.DataFrame, texts: pd.DataFrame, config: PartitionConfig) -> pd.DataFrame:
     """Return the assigned rows followed by held-out texts from another source; the column `heldout` marks the latter.
 
     dealt_rows: the table of `assign`.
     texts: a corpus in the same schema that was never trained on; its ids get the prefix "heldout/".
-    n_clients: number of clients, ≥ 1. seed: seed of the random assignment, ≥ 0.
-    one_each: True gives client j the j-th group in order of appearance (one file for each client); False deals all
-        texts at random in equal numbers.
+    config: n_clients, partition_seed, and heldout_path: a list of files gives client j the j-th group in order of
+        appearance (one file for each client), one path deals all texts at random in equal numbers.
     Raises PartitionError when a client gets no text.
     """
+    one_each, n_clients = isinstance(config.heldout_path, list), config.n_clients
     # the prefix keeps the ids distinct from the corpus's, which may number its rows in the same way
     pack = texts.assign(id="heldout/" + texts["id"], heldout=True)
     pack["unit"] = pack["id"]
     places = pd.factorize(pack["group"])[0] if one_each else np.arange(len(pack)) % n_clients
-    pack["client"] = places if one_each else np.random.default_rng(seed).permutation(places)
+    pack["client"] = places if one_each else np.random.default_rng(config.partition_seed).permutation(places)
     lacking = sorted(set(range(n_clients)) - set(pack["client"]))
     if lacking:
         raise PartitionError(

@@ -3,14 +3,27 @@
 The rules assign units: rows that belong together. Each rule returns the client of every unit, or NOBODY. It ends in
 bounded time, and a request that cannot be met raises an error that says which part of it is too large. Where
 flwr-datasets has a suitable partitioner, the rule uses it.
+
+All rules have one signature, `rule(units, rows, quotas, config)`, and `@partitioner` enters them in PARTITIONERS under
+their own names, which are the values of the parameter `partitioner`:
+    units: DataFrame, one line for each unit, with rows (its size, in rows) and group.
+    rows: the corpus, a line for each row, with `unit`; units are sorted by it.
+    quotas: DataFrame, one line for each client, with least (rows that it needs) and target (rows that it should get).
+    config: the PartitionConfig, for partition_seed and the rule's own parameters.
+    Returned is an array with the client of each unit, 0 … len(quotas) − 1 or NOBODY.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
 from fedmem.config.parameter import closest
+from fedmem.config.partition import PartitionConfig
+
+Partitioner = Callable[[pd.DataFrame, pd.DataFrame, pd.DataFrame, PartitionConfig], np.ndarray]
+
+PARTITIONERS: dict[str, Partitioner] = {}
 
 NOBODY = -1  # the client of a unit that no client gets
 ATTEMPTS = 30  # draws of a Dirichlet division before an error is raised
@@ -21,41 +34,46 @@ class PartitionError(ValueError):
     """An impossible or invalid partition; the message says which client lacks what, and what to do."""
 
 
-def iid(units: pd.DataFrame, n_clients: int, seed: int) -> np.ndarray:
+def partitioner(rule: Partitioner) -> Partitioner:
+    """Enter a rule in PARTITIONERS under its own name."""
+    PARTITIONERS[rule.__name__] = rule
+    return rule
+
+
+@partitioner
+def iid(units: pd.DataFrame, rows: pd.DataFrame, quotas: pd.DataFrame, config: PartitionConfig) -> np.ndarray:
     """Assign shuffled units in equal numbers.
 
-    units: one line for each unit. n_clients: number of clients, ≥ 1. seed: seed of the order, ≥ 0.
-    Returns the client of each unit.
+    units, rows, quotas, config: the arguments of every rule, see the top of this module.
     """
     from flwr_datasets.partitioner import IidPartitioner
 
     # shuffled here, because flwr-datasets' IidPartitioner cuts its table into shards in the given order
-    shuffled = np.random.default_rng(seed).permutation(len(units))
+    shuffled = np.random.default_rng(config.partition_seed).permutation(len(units))
     clients = np.empty(len(units), dtype=int)
-    clients[shuffled] = _by_flower(IidPartitioner(n_clients), n_clients, {"place": range(len(units))})
+    clients[shuffled] = _by_flower(IidPartitioner(len(quotas)), len(quotas), {"place": range(len(units))})
     return clients
 
 
-def natural(units: pd.DataFrame, n_clients: int, client_groups: Sequence | None) -> np.ndarray:
-    """Assign whole groups to clients.
+@partitioner
+def natural(units: pd.DataFrame, rows: pd.DataFrame, quotas: pd.DataFrame, config: PartitionConfig) -> np.ndarray:
+    """Assign whole groups to clients: `client_groups[j]` to client j, or the j-th largest group, ties ordered by name.
 
-    units: one line for each unit, with rows (its size) and group. n_clients: number of clients, ≥ 1.
-    client_groups: one group or a list of groups for each client; None: client j gets the j-th largest group, where
-        groups of equal size are ordered by name.
-    Returns the client of each unit; units of other groups get NOBODY. Raises PartitionError when a group is unknown,
-    when there are too few groups, and when rows without a group make the largest groups ambiguous.
+    units, rows, quotas, config: the arguments of every rule, see the top of this module.
+    Units of other groups get NOBODY. Raises PartitionError when a group is unknown, when there are too few groups, and
+    when rows without a group make the largest groups ambiguous.
     """
-    rows = units.groupby("group")["rows"].sum()
-    if client_groups is None:
-        owners = {name: client for client, name in enumerate(_largest(rows, n_clients))}
+    sizes = units.groupby("group")["rows"].sum()
+    if config.client_groups is None:
+        owners = {name: client for client, name in enumerate(_largest(sizes, len(quotas)))}
     else:
-        sets = [client if isinstance(client, list | tuple) else [client] for client in client_groups]
+        sets = [client if isinstance(client, list | tuple) else [client] for client in config.client_groups]
         owners = {name: client for client, names in enumerate(sets) for name in names}
         for name in owners:
-            if name not in rows.index:
+            if name not in sizes.index:
                 raise PartitionError(
-                    f"client_groups: no row is of group {name!r}{closest(name, rows.index)} (groups: "
-                    f"{', '.join(map(repr, rows.sort_values(ascending=False).index[:40]))})"
+                    f"client_groups: no row is of group {name!r}{closest(name, sizes.index)} (groups: "
+                    f"{', '.join(map(repr, sizes.sort_values(ascending=False).index[:40]))})"
                 )
     return units["group"].map(owners).fillna(NOBODY).to_numpy(int)
 
@@ -75,16 +93,15 @@ def _largest(rows: pd.Series, n_clients: int) -> list[str]:
     return ranked[:n_clients]
 
 
-def dirichlet(units: pd.DataFrame, n_clients: int, alpha: float, needs: Sequence[int], seed: int) -> np.ndarray:
-    """Divide each group among all clients by proportions from Dir(alpha).
+@partitioner
+def dirichlet(units: pd.DataFrame, rows: pd.DataFrame, quotas: pd.DataFrame, config: PartitionConfig) -> np.ndarray:
+    """Divide each group among all clients by proportions from Dir(dirichlet_alpha); a small one makes clients differ.
 
     Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution".
-    units: one line for each unit, with rows (its size) and group. n_clients: number of clients, ≥ 1.
-    alpha: concentration, > 0; a small one makes clients differ. needs: the minimum rows of each client.
-    seed: seed of the draws, ≥ 0.
-    Returns the client of each unit, from the first of at most ATTEMPTS draws that gives every client its minimum.
-    Raises PartitionError when no draw does, when the corpus is too small, or when no row has a group; the message says
-    which of alpha, clients and rows per client is too large or too small.
+    units, rows, quotas, config: the arguments of every rule, see the top of this module.
+    The division is the first of at most ATTEMPTS draws that gives every client its least rows. Raises PartitionError
+    when no draw does, when the corpus is too small, or when no row has a group; the message says which of alpha,
+    clients and rows per client is too large or too small.
     """
     from flwr_datasets.partitioner import DirichletPartitioner
 
@@ -92,7 +109,8 @@ def dirichlet(units: pd.DataFrame, n_clients: int, alpha: float, needs: Sequence
         raise PartitionError(
             "partitioner 'dirichlet' mixes groups, and no row has one; take 'topic', 'iid' or 'quantity'"
         )
-    total, wanted = int(units["rows"].sum()), int(np.sum(needs))
+    n_clients, alpha, needs = len(quotas), float(config.dirichlet_alpha), quotas["least"].tolist()
+    total, wanted = int(units["rows"].sum()), sum(needs)
     codes = pd.factorize(units["group"], sort=True)[0].tolist()
     best = 0.0
     for attempt in range(ATTEMPTS if wanted <= total else 0):
@@ -100,11 +118,11 @@ def dirichlet(units: pd.DataFrame, n_clients: int, alpha: float, needs: Sequence
             DirichletPartitioner(
                 n_clients,
                 partition_by="group",
-                alpha=float(alpha),
+                alpha=alpha,
                 min_partition_size=0,  # it counts units, not rows; the rows are checked below
                 self_balancing=False,  # the balancing divides by zero for small alpha
                 # independent seeds: `seed + attempt` would repeat the draws of the neighbouring seeds
-                seed=int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0]),
+                seed=int(np.random.SeedSequence([config.partition_seed, attempt]).generate_state(1)[0]),
             ),
             n_clients,
             {"group": codes},
@@ -129,14 +147,14 @@ def dirichlet(units: pd.DataFrame, n_clients: int, alpha: float, needs: Sequence
     )
 
 
-def topic(units: pd.DataFrame, n_clients: int, seed: int) -> np.ndarray:
+@partitioner
+def topic(units: pd.DataFrame, rows: pd.DataFrame, quotas: pd.DataFrame, config: PartitionConfig) -> np.ndarray:
     """Cluster the units' texts into one topic for each client, of equal numbers of rows.
 
     The method is TF-IDF, truncated SVD and k-means. Then two steps alternate: texts go to the nearest topic with room,
     first those that would lose most in another topic; each topic's centre moves to the mean of its texts.
-    units: one line for each unit, with rows (its size) and text. n_clients: number of clients, ≥ 1.
-    seed: seed of SVD and k-means, ≥ 0.
-    Returns the client of each unit. Raises PartitionError when the texts contain no words.
+    units, rows, quotas, config: the arguments of every rule, see the top of this module.
+    Raises PartitionError when the texts contain no words.
     """
     from scipy.spatial.distance import cdist
     from sklearn.cluster import KMeans
@@ -147,17 +165,17 @@ def topic(units: pd.DataFrame, n_clients: int, seed: int) -> np.ndarray:
 
     words = TfidfVectorizer(sublinear_tf=True, max_features=TOPIC_WORDS, stop_words="english", dtype=np.float32)
     try:
-        counts = words.fit_transform(units["text"])
+        counts = words.fit_transform(rows.groupby("unit", sort=True)["input"].agg(" ".join))
     except ValueError as error:
         raise PartitionError(f"partitioner 'topic' finds no words in the inputs ({error}); take 'iid'") from None
-    state = seed % 2**32  # scikit-learn accepts no larger seeds
+    state = config.partition_seed % 2**32  # scikit-learn accepts no larger seeds
     dimensions = min(TOPIC_DIMENSIONS, min(counts.shape) - 1)
     with threadpool_limits(1):  # the order of summation, and with it the result, depends on the number of threads
         fewer = (
             TruncatedSVD(dimensions, random_state=state).fit_transform(counts) if dimensions > 1 else counts.toarray()
         )
         places = normalize(fewer)
-        centres = KMeans(n_clients, n_init=4, random_state=state).fit(places).cluster_centers_
+        centres = KMeans(len(quotas), n_init=4, random_state=state).fit(places).cluster_centers_
         for _ in range(TOPIC_ROUNDS):
             clients = _balanced(cdist(places, centres, "sqeuclidean"), units["rows"].to_numpy())
             for client in set(clients):
@@ -178,18 +196,18 @@ def _balanced(distances: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return clients
 
 
-def quantity(units: pd.DataFrame, targets: Sequence[float], seed: int) -> np.ndarray:
-    """Assign shuffled units in unequal numbers, one client after the other.
+@partitioner
+def quantity(units: pd.DataFrame, rows: pd.DataFrame, quotas: pd.DataFrame, config: PartitionConfig) -> np.ndarray:
+    """Assign shuffled units in unequal numbers, one client after the other, until each has its target.
 
-    units: one line for each unit, with rows (its size). targets: the wanted rows of each client.
-    seed: seed of the order, ≥ 0.
-    Returns the client of each unit; units that remain when every client has its rows get NOBODY.
+    units, rows, quotas, config: the arguments of every rule, see the top of this module.
+    Units that remain when every client has its rows get NOBODY.
     """
-    shuffled = np.random.default_rng(seed).permutation(len(units))
+    shuffled = np.random.default_rng(config.partition_seed).permutation(len(units))
     ends = units["rows"].to_numpy()[shuffled].cumsum()
     clients = np.full(len(units), NOBODY)
     begin, held = 0, 0
-    for client, target in enumerate(targets):
+    for client, target in enumerate(quotas["target"].tolist()):
         # the small number absorbs rounding in fractional targets, which would add one more unit
         stop = min(int(np.searchsorted(ends, held + target - 1e-6)) + 1, len(units))
         clients[shuffled[begin:stop]] = client

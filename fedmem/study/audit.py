@@ -27,7 +27,7 @@ from fedmem.models import config_files
 from fedmem.models.config_files import ModelError
 from fedmem.models.examples import template_start
 from fedmem.models.loading import load_tokenizer
-from fedmem.partition import dealing, duplicates
+from fedmem.partition.dealing import deal
 from fedmem.partition.partitioners import PartitionError
 from fedmem.results.identity import outside_digests
 from fedmem.results.studies import check_study_name
@@ -282,17 +282,8 @@ def _check_context(model: str, context: int | None, tokenizer, generate: StageCo
 def _rows(config: StageConfig) -> pd.DataFrame:
     """Return the partition that notebook 1 will build."""
     texts = load_corpus(config.corpus, config.task, **config.source)
-    quotas = dealing.quotas(config.split_rows, config.n_clients, config.skew)
-    dealt_rows = dealing.assign(
-        texts, config.partitioner, quotas, config.partition_seed, unit=config.unit, client_groups=config.client_groups
-    )
-    if config.heldout_path:
-        apart = load_corpus("file", config.task, **config.heldout_source)
-        one_each = isinstance(config.heldout_path, list)
-        dealt_rows = dealing.add_heldout(dealt_rows, apart, config.n_clients, config.partition_seed, one_each)
-    if config.duplicates == "drop":
-        dealt_rows = duplicates.find(dealt_rows, config.near_duplicate).drop(dealt_rows)
-    return dealing.split(dealt_rows, quotas)
+    apart = load_corpus("file", config.task, **config.heldout_source) if config.heldout_path else None
+    return deal(config, texts, apart)
 
 
 def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: bool) -> tuple[int, str]:

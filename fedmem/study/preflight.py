@@ -152,17 +152,14 @@ def _undealt(partition: StageConfig) -> Found:
     """Problems of reading and partitioning a corpus of small files. Partitioning by topic is left to the stage."""
     # Lazy imports here and below keep `fedmem plan` fast: most plans need none of these modules.
     from fedmem.corpus.columns import CorpusError
-    from fedmem.partition import dealing
+    from fedmem.partition.dealing import deal
     from fedmem.partition.partitioners import PartitionError
 
     try:
         texts = _texts(partition)
         # only the fast rules: clustering by topic or a search for duplicates takes as long as the stage itself
         if partition.partitioner in ("natural", "iid") and partition.duplicates == "keep":
-            quotas = dealing.quotas(partition.split_rows, partition.n_clients, partition.skew)
-            rules = {"unit": partition.unit, "client_groups": partition.client_groups}
-            dealt_rows = dealing.assign(texts, partition.partitioner, quotas, partition.partition_seed, **rules)
-            dealing.split(dealt_rows, quotas)
+            deal(partition, texts)
     except (CorpusError, PartitionError) as error:
         yield _certain(f"corpus_path: {error}")
 

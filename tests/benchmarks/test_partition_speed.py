@@ -31,9 +31,7 @@ config = PartitionConfig(
 work = begin_stage(config)
 texts = load_corpus(config.corpus, config.task, **config.source)
 quotas = dealing.quotas(config.split_rows, config.n_clients, config.skew)
-dealt_rows = dealing.assign(
-    texts, config.partitioner, quotas, config.partition_seed, unit=config.unit, dirichlet_alpha=config.dirichlet_alpha
-)
+dealt_rows = dealing.assign(texts, quotas, config)
 found = duplicates.find(dealt_rows, config.near_duplicate)
 kept = found.drop(dealt_rows)
 rows = dealing.split(kept, quotas)
