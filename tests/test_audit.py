@@ -138,7 +138,7 @@ def test_notebook_1_deals_held_out_files_apart(place, clients, results):
 def _sampled(rows, made):
     generate = made.runs[0].configs["generate"]
     tokenizer = load_tokenizer("tiny-qwen2")
-    texts = probes.split_inputs(rows, tokenizer, generate.prefix_tokens, generate.min_input_tokens)
+    texts = probes.split_inputs(rows, tokenizer, generate)
     return probes.sample(texts, generate.n_prefixes, generate.n_suffixes, generate.sample_seed)
 
 
@@ -387,10 +387,12 @@ def test_a_context_that_is_too_short(refusal, place, tmp_path):
     settings = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 100}))
     words = refusal(model=short)
-    assert "its context holds 100 tokens" in words
-    start = int(words.split(" of the template")[0].rsplit(" ", 1)[1])
-    assert f"make {start + 30} + 100; expected --set max_new_tokens={70 - start} at most" in words
-    assert "a lower prefix_tokens" in refusal(model=short, overrides={"prefix_tokens": 200})
+    assert "the model's context holds 100" in words
+    prompt = int(words.split(" tokens (template and prefix_tokens = 30)")[0].rsplit(" ", 1)[1])
+    assert prompt > 30
+    assert f"are {prompt + 100} tokens" in words
+    assert f"lower max_new_tokens to at most {100 - prompt}, or prefix_tokens, with --set" in words
+    assert "holds 100: lower prefix_tokens, with --set" in refusal(model=short, overrides={"prefix_tokens": 200})
 
 
 def test_texts_that_are_too_short_and_parameters_that_the_files_decide(refusal, tmp_path):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from fedmem.config.partition import PartitionConfig
+from fedmem.config.stages import GenerateConfig
 from fedmem.corpus.loading import load_corpus
 from fedmem.partition import dealing, duplicates
 from fedmem.partition.duplicates import PERMUTATIONS
@@ -257,11 +258,11 @@ def test_prompts_do_not_come_from_what_rows_share():
             "output": [f"Take {n} drops." for n in range(20)],
         }
     )
-    texts = probes.split_inputs(rows, tokenizer, 10)
+    texts = probes.split_inputs(rows, tokenizer, GenerateConfig(prefix_tokens=10))
     assert all(text.startswith(prefix) and prefix for text, prefix in zip(texts["input"], texts["prefix"], strict=True))
     assert texts["prefix"].nunique() == 20
     assert probes.lengths(texts)["shared_prefix"].tolist() == [0]
     alike = rows.assign(input="The patient says that since the last visit nothing at all has changed: " + rows["input"])
-    table = probes.lengths(probes.split_inputs(alike, tokenizer, 10))
+    table = probes.lengths(probes.split_inputs(alike, tokenizer, GenerateConfig(prefix_tokens=10)))
     assert table["shared_prefix"].tolist() == table["long_enough"].tolist()
     assert table["long_enough"].iloc[0] > 0

@@ -16,9 +16,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from fedmem.config.parameter import ConfigError
+from fedmem.config.stages import GenerateConfig
 from fedmem.corpus.loading import load_corpus
 from fedmem.generate.continuations import continue_prefixes
-from fedmem.generate.probes import GenerationError, lengths, measurable, sample, split_inputs
+from fedmem.generate.probes import GenerationError, lengths, sample, split_inputs
 from fedmem.models.decoding import Decoding, DecodingError, Draw, splitmix64
 from fedmem.models.examples import encode, template_start
 from fedmem.models.text_generation import stop_ids
@@ -101,12 +103,18 @@ def ids_of(tokenizer, text: str) -> list[int]:
 # ---- prefixes and suffixes
 
 
+def cut(rows, tokenizer, prefix_tokens, least=None):
+    return split_inputs(
+        rows, tokenizer, GenerateConfig.create(dict(prefix_tokens=prefix_tokens, min_input_tokens=least))
+    )
+
+
 @pytest.mark.parametrize("kind", ["chat", "plain"])
 @pytest.mark.parametrize("prefix_tokens", [1, 7, 16])
 def test_prompt_ids_are_the_training_ids(request, kind, prefix_tokens):
     tokenizer = request.getfixturevalue(kind)
     rows = frame(*TEXT, "\n \nIt starts with two line breaks, as notes do, and it ends in spaces.  ")
-    texts = split_inputs(rows, tokenizer, prefix_tokens, prefix_tokens + 1)
+    texts = cut(rows, tokenizer, prefix_tokens, prefix_tokens + 1)
     examples = encode(tokenizer, rows, max_tokens=512)
     n_start = len(ids_of(tokenizer, template_start(tokenizer)))
     for line, example in zip(texts.to_dict("records"), examples, strict=True):
@@ -119,7 +127,7 @@ def test_the_cut_is_where_the_tokens_end(plain):
     text = TEXT[0]
     tokens = plain.convert_ids_to_tokens(ids_of(plain, text))
     first = "".join(tokens[:5]).replace("Ġ", " ")
-    texts = split_inputs(frame(text), plain, 5, 6)
+    texts = cut(frame(text), plain, 5, 6)
     assert texts["prefix"].tolist() == [first]
     assert texts["input_tokens"].tolist() == [len(tokens)]
 
@@ -130,23 +138,23 @@ def test_a_cut_never_falls_inside_a_character(request, kind):
     text = "a 然🎉é 然然🎉🎉 e\u0301 ok then, it goes on"  # 3 and 4 byte tokens a character, and a decomposed é
     n = len(ids_of(tokenizer, text))
     for prefix_tokens in range(1, n - 1):
-        line = split_inputs(frame(text), tokenizer, prefix_tokens, prefix_tokens + 1).iloc[0]
+        line = cut(frame(text), tokenizer, prefix_tokens, prefix_tokens + 1).iloc[0]
         assert line["prefix"] + line["suffix"] == text
         said = tokenizer.decode(line["prompt_ids"], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert "\ufffd" not in said
         # é may come back composed: the chat tokenizer's normaliser is NFC, as Qwen2's
         assert said.replace("é", "e\u0301").endswith(line["prefix"].replace("é", "e\u0301"))
     # "a", " ", then the first byte of 然: three tokens end inside it, so the cut moves behind it
-    assert split_inputs(frame(text), tokenizer, 3, 4)["prefix"].tolist() == ["a 然"]
+    assert cut(frame(text), tokenizer, 3, 4)["prefix"].tolist() == ["a 然"]
 
 
 def test_short_inputs_are_kept_and_counted(plain):
     long = " ".join(TEXT)
     n = len(ids_of(plain, long))
     rows = pd.concat([frame(long, "Short."), frame(long + " More.", split="heldout")], ignore_index=True)
-    texts = split_inputs(rows, plain, prefix_tokens=n - 20)
+    texts = cut(rows, plain, prefix_tokens=n - 20)
     assert texts["long_enough"].tolist() == [True, False, True]  # prefix + 20 = n: just long enough
-    assert not split_inputs(rows, plain, n - 19)["long_enough"][0]
+    assert not cut(rows, plain, n - 19)["long_enough"][0]
     table = lengths(texts).set_index("split")
     assert table.loc["train", ["rows", "long_enough", "share"]].tolist() == [2, 1, 0.5]
     # the two long rows begin alike
@@ -159,7 +167,7 @@ def test_one_shortest_input_makes_all_prefix_lengths_ask_about_the_same_rows(pla
     rows = pd.concat([frame(*inputs), frame(*[f"Held out. {text}" for text in inputs], split="heldout")])
 
     def probed(prefix_tokens, least):
-        prefixes, _ = sample(split_inputs(rows, plain, prefix_tokens, least), 8, None, seed=1)
+        prefixes, _ = sample(cut(rows, plain, prefix_tokens, least), 8, None, seed=1)
         return prefixes["row_id"].tolist()
 
     n = len(ids_of(plain, inputs[2]))  # an input of all three texts; 16 of 24 are shorter
@@ -168,22 +176,22 @@ def test_one_shortest_input_makes_all_prefix_lengths_ask_about_the_same_rows(pla
 
 
 def test_what_the_tokenizer_changes_is_counted(chat):
-    texts = split_inputs(frame("e\u0301 is two signs here, and one after NFC.", TEXT[0]), chat, 5, 6)
+    texts = cut(frame("e\u0301 is two signs here, and one after NFC.", TEXT[0]), chat, 5, 6)
     assert texts["round_trip"].tolist() == [False, True]
     assert lengths(texts)["unequal_round_trip"].tolist() == [1]
 
 
 def test_prefix_tokens_out_of_range(plain):
     for prefix_tokens, least in ((0, 5), (10, 10)):
-        with pytest.raises(GenerationError, match="1 ≤ prefix_tokens < min_input_tokens"):
-            split_inputs(frame(*TEXT), plain, prefix_tokens, least)
+        with pytest.raises(ConfigError, match="prefix_tokens: got 0; expected|expected more than prefix_tokens = 10"):
+            cut(frame(*TEXT), plain, prefix_tokens, least)
 
 
 @pytest.mark.parametrize("task", ["summarization", "dialog", "qa", "classification"])
 def test_real_texts(shared, task, chat):
     rows = load_corpus("file", task, path=shared / "data" / f"{task}.jsonl").tail(60)
     rows = rows.rename(columns={"id": "row_id"}).assign(client=0, split="train")
-    texts = split_inputs(rows, chat, 30)
+    texts = cut(rows, chat, 30)
     assert (texts["prefix"] + texts["suffix"] == texts["input"]).all()
     for line, example in zip(texts.to_dict("records"), encode(chat, rows, 4096), strict=True):
         assert line["prompt_ids"] == example["input_ids"][: len(line["prompt_ids"])]
@@ -243,20 +251,13 @@ def test_each_input_once_and_no_trained_text_as_control():
     assert "train-1-0" not in sample(texts, 3, None, seed=0)[0]["row_id"].tolist()
 
 
-def test_measurable_by_hand():
-    prefixes = pd.DataFrame({"client": [0, 0, 1], "continuation": ["x" * 50, "x" * 49, ""]})
-    suffixes = pd.DataFrame({"client": [0, 0], "member": [True, False], "suffix": ["y" * 80, "y"]})
-    table = measurable(prefixes, suffixes)
-    assert table.to_dict("split")["data"] == [
-        ["continuation", 0, 2, 1, 0.5],
-        ["continuation", 1, 1, 0, 0.0],
-        ["member suffix", 0, 1, 1, 1.0],
-        ["held-out suffix", 0, 1, 0, 0.0],
-    ]
-    assert list(table.columns) == ["text", "client", "n", "reaching", "share"]
-
-
 # ---- decoding
+
+
+def test_decoding_of_a_config():
+    assert Decoding.from_config(GenerateConfig(decoding="top_p", temperature=0.5)) == Decoding("top_p", 0.5, top_p=0.95)
+    assert Decoding.from_config(GenerateConfig(top_k=9)) == Decoding("top_k", 1.0, top_k=9)
+    assert Decoding.from_config(GenerateConfig(decoding="greedy")) == Decoding("greedy")
 
 
 def test_only_what_was_asked_acts():
@@ -345,7 +346,8 @@ STRATEGIES = {
 
 
 def go_on(model, tokenizer, prompts, decoding, new=24, seed=7, batch=8):
-    return continue_prefixes(model, tokenizer, prompts, decoding, max_new_tokens=new, seed=seed, batch_size=batch)
+    config = GenerateConfig.create({"max_new_tokens": new, "decode_seed": seed, "generate_batch": batch})
+    return continue_prefixes(model, tokenizer, prompts, decoding, config)
 
 
 def prompts_of(tokenizer) -> list[list[int]]:
@@ -448,9 +450,9 @@ def test_beyond_the_context_is_an_error_before_any_work(plain):
     model = tiny("gpt2", plain, context=64)
     assert go_on(model, plain, [[5] * 40], STRATEGIES["greedy"], new=24)["new_tokens"][0] <= 24  # 40 + 24 = 64
     model.generate = None  # would fail
-    with pytest.raises(GenerationError, match=r"40 tokens .* max_new_tokens is 25, .* holds 64: .* at most 24"):
+    with pytest.raises(GenerationError, match=r"40 tokens .* max_new_tokens = 25 .* holds 64: .* at most 24"):
         go_on(model, plain, [[5] * 40], STRATEGIES["greedy"], new=25)
-    with pytest.raises(GenerationError, match="max_new_tokens: got 0"):
+    with pytest.raises(ConfigError, match="max_new_tokens: got 0"):
         go_on(model, plain, [[5]], STRATEGIES["greedy"], new=0)
 
 

@@ -71,7 +71,11 @@ def test_the_demo_has_no_problems():
         ({"model": "some/model"}, "model: some/model is not in the local cache, and HF_HUB_OFFLINE is set", False),
         ({"device": "cuda"}, "device: cuda, and this machine has no GPU", False),
         ({"precision": "bf16"}, "precision: bf16, and this machine has no GPU", False),
-        ({"max_new_tokens": 1000}, "are 1030 tokens, and the context of tiny-qwen2 holds 1024", True),
+        (
+            {"max_new_tokens": 1000},
+            "are 1030 tokens, and the model's context holds 1024: lower max_new_tokens to at most 994",
+            True,
+        ),
         ({"max_tokens": 2000}, "max_tokens: got 2000; the context of tiny-qwen2 holds 1024", False),
         ({"prefix_tokens": 60}, "synthetic_words: got 60; inputs need at least 80 tokens", False),
         ({"retriever": "elasticsearch"}, "FEDMEM_ES_URL is not set", True),

@@ -181,6 +181,26 @@ class GenerateConfig(StageConfig):
         return self
 
     @property
+    def least_input_tokens(self) -> int:
+        """The length of the shortest input that is sampled, in tokens: min_input_tokens, or the paper's rule."""
+        return self.min_input_tokens or self.prefix_tokens + 20
+
+    def beyond_context(self, context: int | None, prompt_tokens: int) -> str:
+        """Return why a prompt and its continuation exceed a model's context, and what to do; empty if they fit.
+
+        context: tokens that the model's context holds; None: any number. prompt_tokens: of template and prefix.
+        """
+        total = prompt_tokens + self.max_new_tokens
+        if context is None or total <= context:
+            return ""
+        left = context - prompt_tokens
+        return (
+            f"a prompt of {prompt_tokens} tokens (template and prefix_tokens = {self.prefix_tokens}) and "
+            f"max_new_tokens = {self.max_new_tokens} are {total} tokens, and the model's context holds {context}: lower "
+            + (f"max_new_tokens to at most {left}, or prefix_tokens" if left > 0 else "prefix_tokens")
+        )
+
+    @property
     def slug(self) -> str:
         return f"{self.decoding}-prefix{self.prefix_tokens}-{self.n_prefixes}"
 

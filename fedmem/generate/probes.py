@@ -1,14 +1,14 @@
 """What the model is asked and what is looked up: prefixes and suffixes.
 
 Inputs are cut by the tokenizer's own offsets, so the ids of a prompt are the ids that training saw. This module does
-not
-depend on how the model was trained, nor on what a match is.
+not depend on how the model was trained, nor on what a match is.
 """
 
 import hashlib
 
 import pandas as pd
 
+from fedmem.config.stages import GenerateConfig
 from fedmem.models.examples import Example, render
 from fedmem.models.text_generation import decode
 
@@ -19,30 +19,19 @@ class GenerationError(ValueError):
     """A request cannot be met; the message names the parameter, what it got, what is expected, and what to do."""
 
 
-def split_inputs(
-    rows: pd.DataFrame, tokenizer, prefix_tokens: int, min_input_tokens: int | None = None
-) -> pd.DataFrame:
+def split_inputs(rows: pd.DataFrame, tokenizer, config: GenerateConfig) -> pd.DataFrame:
     """Cut every row's input into a prefix of `prefix_tokens` tokens and a suffix; return one line per row.
 
     rows: the partition table.
     tokenizer: the model's; the whole training example is tokenised, as in training.
-    prefix_tokens: length of a prefix, >= 1; the cut is after its last token, or after the character that this token
-        splits.
-    min_input_tokens: least number of tokens of an input, > prefix_tokens; None: prefix_tokens + 20, the paper's rule.
+    config: prefix_tokens (the cut is after the prefix's last token, or after the character that this token splits) and
+        least_input_tokens.
 
     Returns a DataFrame with row_id, client, split, input, input_tokens, long_enough, prefix, suffix (prefix + suffix ==
     input, character by character), prompt_ids (list of ids: start of the template and prefix, as training saw them),
     round_trip (whether decoding the example's ids gives its text again). `long_enough` is False for inputs of fewer
-    than min_input_tokens tokens or without a suffix: they are listed to be counted, and `sample` leaves them out.
-
-    Raises GenerationError unless 1 ≤ prefix_tokens < min_input_tokens.
+    than least_input_tokens tokens or without a suffix: they are listed to be counted, and `sample` leaves them out.
     """
-    least = prefix_tokens + 20 if min_input_tokens is None else min_input_tokens
-    if not 1 <= prefix_tokens < least:
-        raise GenerationError(
-            f"prefix_tokens = {prefix_tokens}, min_input_tokens = {least}: expected 1 ≤ prefix_tokens < "
-            "min_input_tokens, so that a suffix is left"
-        )
     lines = []
     for first in range(0, len(rows), CHUNK):
         chunk = rows.iloc[first : first + CHUNK].to_dict("records")
@@ -54,8 +43,8 @@ def split_inputs(
         for row, example, row_ids, row_offsets in zip(chunk, examples, ids, offsets, strict=True):
             # special tokens are kept: the template consists of them
             back = decode(tokenizer, row_ids, skip_special_tokens=False)
-            cut = _cut(row["input"], example, row_ids, row_offsets, prefix_tokens)
-            cut["long_enough"] = cut["input_tokens"] >= least and cut["suffix"].strip() != ""
+            cut = _cut(row["input"], example, row_ids, row_offsets, config.prefix_tokens)
+            cut["long_enough"] = cut["input_tokens"] >= config.least_input_tokens and cut["suffix"].strip() != ""
             kept = {key: row[key] for key in ("row_id", "client", "split", "input")}
             lines.append(kept | cut | {"round_trip": back == example.text})
     return pd.DataFrame(lines)
@@ -166,25 +155,3 @@ def _first(rows: pd.DataFrame, clients: list[int], count: int, what: str, source
 
 def _named(rows: pd.DataFrame, column: str, letter: str) -> pd.DataFrame:
     return rows.assign(**{column: letter + rows["client"].astype(str) + "-" + rows["row_id"]})
-
-
-def measurable(prefixes: pd.DataFrame, suffixes: pd.DataFrame, min_match_chars: int = 50) -> pd.DataFrame:
-    """Return the share of texts of at least `min_match_chars` characters, the ones that the detector can match.
-
-    prefixes: DataFrame with client, continuation. suffixes: DataFrame with client, member, suffix.
-    min_match_chars: shortest match in characters; a match needs a continuation and a suffix that both reach it.
-
-    Returns a DataFrame with text (continuation, member suffix, held-out suffix), client, n, reaching (number of texts),
-    share (0 … 1).
-    """
-    sources = {
-        "continuation": prefixes.set_index("client")["continuation"],
-        "member suffix": suffixes[suffixes["member"]].set_index("client")["suffix"],
-        "held-out suffix": suffixes[~suffixes["member"]].set_index("client")["suffix"],
-    }
-    tables = []
-    for text, values in sources.items():
-        reaches = values.str.len() >= min_match_chars
-        table = reaches.groupby(level="client").agg(n="size", reaching="sum", share="mean")
-        tables.append(table.reset_index().assign(text=text))
-    return pd.concat(tables, ignore_index=True)[["text", "client", "n", "reaching", "share"]]

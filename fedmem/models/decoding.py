@@ -20,6 +20,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from fedmem.config.stages import GenerateConfig
+
 STRATEGIES = ("greedy", "temperature", "top_k", "top_p")
 
 
@@ -33,7 +35,8 @@ class Decoding:
 
     None means off. Greedy takes the likeliest token. All others draw from softmax(logits / temperature): temperature
     from all tokens, top_k from the `top_k` likeliest, top_p from the fewest likeliest whose probability mass reaches
-    `top_p` (computed after the division by the temperature, as in transformers). Build it with `Decoding.of`.
+    `top_p` (computed after the division by the temperature, as in transformers). Build it with `Decoding.of` or
+    `Decoding.from_config`.
     """
 
     strategy: str
@@ -65,6 +68,11 @@ class Decoding:
             return cls("greedy", remark=f"{decoding} at temperature 0")
         kept = {"top_k": top_k} if decoding == "top_k" else {"top_p": float(top_p)} if decoding == "top_p" else {}
         return cls(decoding, float(temperature), **kept)
+
+    @classmethod
+    def from_config(cls, config: GenerateConfig):
+        """Return the settings of a generate stage's parameters, as `of` does."""
+        return cls.of(config.decoding, config.temperature, config.top_k, config.top_p)
 
     def __str__(self) -> str:
         settings = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}

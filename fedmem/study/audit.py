@@ -268,15 +268,8 @@ def _check_template(model: str, tokenizer, plain_text: bool) -> None:
 def _check_context(model: str, context: int | None, tokenizer, generate: StageConfig) -> None:
     """Raise ConfigError when template, prefix and continuation do not fit into the model's context."""
     start = len(tokenizer(template_start(tokenizer), add_special_tokens=False)["input_ids"])
-    prompt = start + generate.prefix_tokens
-    if context is not None and prompt + generate.max_new_tokens > context:
-        left = context - prompt
-        advice = f"--set max_new_tokens={left} at most" if left > 0 else "a lower prefix_tokens"
-        raise ConfigError(
-            f"--model {model}: its context holds {context} tokens, and {start} of the template, prefix_tokens = "
-            f"{generate.prefix_tokens} and max_new_tokens = {generate.max_new_tokens} make {prompt} + "
-            f"{generate.max_new_tokens}; expected {advice}"
-        )
+    if reason := generate.beyond_context(context, start + generate.prefix_tokens):
+        raise ConfigError(f"--model {model}: {reason}, with --set")
 
 
 def _rows(config: StageConfig) -> pd.DataFrame:
@@ -289,8 +282,7 @@ def _rows(config: StageConfig) -> pd.DataFrame:
 def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: bool) -> tuple[int, str]:
     """Return (prefixes of each client, why not more): as many as every client has rows and, if given, held-out rows."""
     # drawn with generation's own functions: only rows that differ and are long enough can be sampled
-    texts = probes.split_inputs(rows, tokenizer, generate.prefix_tokens, generate.min_input_tokens)
-    least = generate.min_input_tokens or generate.prefix_tokens + 20
+    texts = probes.split_inputs(rows, tokenizer, generate)
     limit = generate.n_prefixes
     why = "as requested" if limit != N_PREFIXES else "the default limit of an audit"
     clients = sorted(rows["client"].unique())
@@ -299,7 +291,7 @@ def _n_prefixes(rows: pd.DataFrame, tokenizer, generate: StageConfig, control: b
         had = drawn["client"].value_counts().reindex(clients, fill_value=0)
         if had.min() < limit:
             limit = int(had.min())
-            why = f"client {had.idxmin()} has no more different {what} of at least {least} tokens"
+            why = f"client {had.idxmin()} has no more different {what} of at least {generate.least_input_tokens} tokens"
             if what == "held-out rows":
                 why += _seen_in_training(texts, int(had.idxmin()))
     if limit < 1 and why.endswith(SEEN):

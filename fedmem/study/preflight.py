@@ -203,15 +203,10 @@ def model_problems(name: str) -> Found:
 
 def _generate(configs: Configs) -> Found:
     partition, generate, model = configs["partition"], configs["generate"], configs["train"].model
-    size, needed = size_of(model), generate.prefix_tokens + generate.max_new_tokens
-    if size and size.context and needed > size.context:
-        yield _certain(
-            f"max_new_tokens: prefix_tokens = {generate.prefix_tokens} and max_new_tokens = {generate.max_new_tokens} "
-            f"are {needed} tokens, and the context of {model} holds {size.context}, the chat template included: lower "
-            "max_new_tokens"
-        )
-    # without min_input_tokens, at least 20 tokens must follow the prefix
-    least = generate.min_input_tokens or generate.prefix_tokens + 20
+    size, least = size_of(model), generate.least_input_tokens
+    # the template's length is unknown without the tokenizer, so this is the least that a prompt can have
+    if size and (reason := generate.beyond_context(size.context, generate.prefix_tokens)):
+        yield _certain(f"max_new_tokens: model {model}: {reason}")
     if partition.corpus == "synthetic" and partition.synthetic_words * LEAST_TOKENS_PER_WORD < least:
         yield _likely(
             f"synthetic_words: got {partition.synthetic_words}; inputs need at least {least} tokens "
