@@ -104,9 +104,8 @@ def ids_of(tokenizer, text: str) -> list[int]:
 
 
 def cut(rows, tokenizer, prefix_tokens, least=None):
-    return split_inputs(
-        rows, tokenizer, GenerateConfig.create(dict(prefix_tokens=prefix_tokens, min_input_tokens=least))
-    )
+    config = GenerateConfig.create({"prefix_tokens": prefix_tokens, "min_input_tokens": least})
+    return split_inputs(rows, tokenizer, config)
 
 
 @pytest.mark.parametrize("kind", ["chat", "plain"])
@@ -183,7 +182,7 @@ def test_what_the_tokenizer_changes_is_counted(chat):
 
 def test_prefix_tokens_out_of_range(plain):
     for prefix_tokens, least in ((0, 5), (10, 10)):
-        with pytest.raises(ConfigError, match="prefix_tokens: got 0; expected|expected more than prefix_tokens = 10"):
+        with pytest.raises(ConfigError, match=r"prefix_tokens: got 0; expected|expected more than prefix_tokens = 10"):
             cut(frame(*TEXT), plain, prefix_tokens, least)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedmem.analyze import exclusions, extracted_text, figures, ratios
 from fedmem.analyze.exclusions import EXCLUSIONS
+from fedmem.corpus.lengths import measurable
 from fedmem.report import figures as report_figures
 from fedmem.report.paper import published as paper_published
 from fedmem.report.paper.published import SOURCE
@@ -89,7 +90,7 @@ def test_exclusions_and_settling_are_drawn(tables):
 
 
 def test_measurable_and_rows_have_a_bar_each(tables):
-    shares = extracted_text.measurable(tables[1], tables[3], min_match_chars=90)
+    shares = measurable(tables[1], tables[3], min_match_chars=90)
     groups = figures.measurable(shares).axes[0].containers
     assert [[bar.get_height() for bar in group] for group in groups] == [[0] * 3, [100] * 3, [100] * 3]
     rows = extracted_text.by_row(tables[0], tables[3])

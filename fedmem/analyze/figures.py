@@ -221,7 +221,7 @@ def kinds(table: pd.DataFrame) -> Figure:
 
 @styled
 def measurable(table: pd.DataFrame) -> Figure:
-    """Share of each client's texts that are long enough to be matched. table: that of `extracted_text.measurable`."""
+    """Share of each client's texts that are long enough to be matched. table: that of `fedmem.corpus.lengths.measurable`."""
     texts = ["continuation", "member suffix", "held-out suffix"]
     clients = sorted(table["client"].unique())
     figure = canvas(float(np.clip(3.5 + 0.7 * len(clients), 5, 9)), 2.6)

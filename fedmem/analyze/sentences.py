@@ -62,7 +62,7 @@ def excess_cells(table: pd.DataFrame, counting: str, confidence: float = 0.95) -
 def measurable(table: pd.DataFrame, min_match_chars: int) -> str:
     """Describe which share of the texts is long enough to match.
 
-    table: `extracted_text.measurable`. min_match_chars: shortest match in characters, ≥ 1.
+    table: that of `fedmem.corpus.lengths.measurable`. min_match_chars: shortest match in characters, ≥ 1.
     """
     sums = table.groupby("text")[["long_enough", "n"]].sum()
     shares = sums["long_enough"] / sums["n"]

@@ -196,8 +196,8 @@ class GenerateConfig(StageConfig):
         left = context - prompt_tokens
         return (
             f"a prompt of {prompt_tokens} tokens (template and prefix_tokens = {self.prefix_tokens}) and "
-            f"max_new_tokens = {self.max_new_tokens} are {total} tokens, and the model's context holds {context}: lower "
-            + (f"max_new_tokens to at most {left}, or prefix_tokens" if left > 0 else "prefix_tokens")
+            f"max_new_tokens = {self.max_new_tokens} are {total} tokens, and the model's context holds {context}: "
+            + (f"lower max_new_tokens to at most {left}, or prefix_tokens" if left > 0 else "lower prefix_tokens")
         )
 
     @property
