@@ -4,7 +4,8 @@ import json
 import pandas as pd
 import pytest
 
-from fedmem.corpus.columns import SCHEMA, CorpusError
+from fedmem.config.vocabulary import SCHEMA
+from fedmem.corpus.columns import CorpusError
 from fedmem.corpus.loading import load_corpus
 
 GOOD = {"id": "a", "instruction": "Ask.", "input": "Some text.", "output": "An answer.", "group": "g"}

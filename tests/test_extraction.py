@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from fedmem.analyze.extracted_text import ANYBODY, by_row, extracted
-from fedmem.corpus.lengths import measurable
 from fedmem.analyze.sample_size import ratio_by_sample_size
+from fedmem.corpus.lengths import measurable
 
 
 @pytest.fixture

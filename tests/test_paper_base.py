@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fedmem.config.vocabulary import TASKS
 from fedmem.models.config_files import size_of
 from fedmem.models.presets.recipes import PRESETS, WheelModel
 from fedmem.study.loading import load_study
 
 PARAMS = Path(__file__).resolve().parent.parent / "params"
-TASKS = ("summarization", "dialog", "qa", "classification")
 
 
 @pytest.fixture

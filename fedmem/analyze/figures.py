@@ -13,10 +13,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedmem.config.vocabulary import COUNTINGS, PARTS
 from fedmem.display.drawing import (
     COLOURS,
     CONTROL,
-    COUNTINGS,
     MEMBER,
     READABLE_CLIENTS,
     canvas,
@@ -92,7 +92,7 @@ def aggregates(summary: pd.DataFrame, counting: str | None = None) -> Figure:
         raise ValueError(f"counting: got {counting!r}, which summary lacks; expected one of {', '.join(COUNTINGS)}")
     figure = canvas(9, 1.3 + 0.34 * len(lines))
     axes = figure.subplots(1, 3, sharey=True)
-    for axis, part in zip(axes, ("intra", "inter", "total"), strict=True):
+    for axis, part in zip(axes, PARTS, strict=True):
         for name, colour, marker, offset in (("mr", MEMBER, "o", -0.13), ("control", CONTROL, "s", 0.13)):
             rows = summary[summary["metric"] == f"{name}_{part}"].set_index(by).reindex(lines)
             draw_intervals(axis, rows, offset, colour, marker, "trained on" if name == "mr" else "control: held-out")
@@ -221,7 +221,7 @@ def kinds(table: pd.DataFrame) -> Figure:
 
 @styled
 def measurable(table: pd.DataFrame) -> Figure:
-    """Share of each client's texts that are long enough to be matched. table: that of `fedmem.corpus.lengths.measurable`."""
+    """Share of each client's texts that are long enough to be matched. table: that of `lengths.measurable`."""
     texts = ["continuation", "member suffix", "held-out suffix"]
     clients = sorted(table["client"].unique())
     figure = canvas(float(np.clip(3.5 + 0.7 * len(clients), 5, 9)), 2.6)

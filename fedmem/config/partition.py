@@ -11,9 +11,9 @@ from pydantic import model_validator
 
 from fedmem.config.parameter import StageConfig
 from fedmem.config.parameter import field as _field
+from fedmem.config.vocabulary import SCHEMA, SPLITS, TASKS
 
 SYNTHETIC_GROUPS = 12  # the number of groups in the synthetic corpus
-SCHEMA = ("id", "instruction", "input", "output", "group")  # a corpus's columns; fedmem.corpus.columns describes them
 
 
 class PartitionConfig(StageConfig):
@@ -25,9 +25,7 @@ class PartitionConfig(StageConfig):
         "duplicates", "partition_seed",
     )  # fmt: skip
 
-    task: Literal["summarization", "dialog", "qa", "classification"] = _field(
-        "summarization", "task whose shape the rows have"
-    )
+    task: Literal[*TASKS] = _field("summarization", "task whose shape the rows have")
     corpus: Literal["synthetic", "file", "hub"] = _field("synthetic", "where the rows come from")
     corpus_path: str | list[str] | None = _field(
         None,
@@ -205,7 +203,7 @@ class PartitionConfig(StageConfig):
     @property
     def split_rows(self) -> dict[str, int | float]:
         """Rows of each client by split: all counts, or all shares."""
-        return {"train": self.train_rows, "test": self.test_rows, "heldout": self.heldout_rows}
+        return {split: getattr(self, f"{split}_rows") for split in SPLITS}
 
     @property
     def skew(self) -> float:

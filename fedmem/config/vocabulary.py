@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+SCHEMA = {  # the columns of a corpus
+    "id": "names the row; unique in the corpus",
+    "instruction": "the question or the task in words; may be empty",
+    "input": "the private text that is measured; never empty",
+    "output": "the answer, title, label or note; may be empty",
+    "group": "a natural attribute (topic, speciality, category) that clients can be made of; may be empty",
+}
+
 TASKS = ("summarization", "dialog", "qa", "classification")
 
 SPLITS = ("train", "test", "heldout")

@@ -13,13 +13,8 @@ from functools import cache
 from fedmem.config.yaml_files import read
 from fedmem.machine.paths import data_file
 
-SCHEMA = {
-    "id": "names the row; unique in the corpus",
-    "instruction": "the question or the task in words; may be empty",
-    "input": "the private text that is measured; never empty",
-    "output": "the answer, title, label or note; may be empty",
-    "group": "a natural attribute (topic, speciality, category) that clients can be made of; may be empty",
-}
+from fedmem.config.vocabulary import SCHEMA
+
 NEVER_EMPTY = ("id", "input")
 Record = tuple[str, object]  # (the place, for messages, and what was found there)
 MISSING = object()  # unlike None, which is a value (null) that a row may hold

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedmem.config.vocabulary import SCHEMA
 from fedmem.corpus.columns import (
-    SCHEMA,
     Column,
     CorpusError,
     Record,

@@ -18,15 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedmem.config.vocabulary import COUNTINGS
 from fedmem.display.numbers import half_up
 
 PNG_DPI = 130
 
-COUNTINGS = {
-    "paper": "paper counting (any kind of match)",
-    "strict": "strict counting (verbatim, or a paraphrase whose best sentence pair is identical or scores above 0.5)",
-    "verbatim": "verbatim counting",
-}
+_STRICT = "strict counting (verbatim, or a paraphrase whose best sentence pair is identical or scores above 0.5)"
+
+COUNTING_WORDS = dict(zip(COUNTINGS, ("paper counting (any kind of match)", _STRICT, "verbatim counting"), strict=True))
 
 # seaborn's "colorblind" palette, and in STYLES matplotlib's copy of its white grid: seaborn is imported only to draw
 COLOURS = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
@@ -166,7 +165,7 @@ def counting_words(counting: str) -> str:
     """Return the description of a counting; raises ValueError when it is unknown."""
     if counting not in COUNTINGS:
         raise ValueError(f"counting: got {counting!r}; expected one of {', '.join(COUNTINGS)}")
-    return COUNTINGS[counting]
+    return COUNTING_WORDS[counting]
 
 
 READABLE_CLIENTS = 12  # above it, cells have no numbers, lines have no names, and not every client is labelled

@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from transformers import (
 
 from fedmem.config.stages import GenerateConfig
 
-STRATEGIES = ("greedy", "temperature", "top_k", "top_p")
+STRATEGIES = get_args(GenerateConfig.model_fields["decoding"].annotation)
 
 
 class DecodingError(ValueError):

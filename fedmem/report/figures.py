@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedmem.config.vocabulary import PARTS
 from fedmem.display.drawing import (
     COLOURS,
     CONTROL,
@@ -24,8 +25,6 @@ from fedmem.display.drawing import (
     styled,
 )
 from fedmem.report.paper.published import SOURCE
-
-PARTS = ("intra", "inter", "total")
 
 
 @styled

@@ -16,8 +16,9 @@ import pandas as pd
 
 from fedmem.config.parameter import ConfigError, StageConfig
 from fedmem.config.stages import TrainConfig, create_all
+from fedmem.config.vocabulary import SCHEMA
 from fedmem.corpus import columns, files
-from fedmem.corpus.columns import SCHEMA, CorpusError
+from fedmem.corpus.columns import CorpusError
 from fedmem.corpus.files import READERS
 from fedmem.corpus.loading import load_corpus
 from fedmem.generate import probes

@@ -113,7 +113,8 @@ def find_problems(plan: Plan, estimates: Mapping[str, Estimate]) -> list[Problem
     found: Counter[Problem] = Counter(_results(plan, estimates))
     for job in plan.to_do:
         configs = job.configs
-        found.update({*CHECKS[job.stage](configs), *_machine(configs, job, estimates[job.id])})
+        # a dict, not a set: each problem once for a stage, and in the same order in every process
+        found.update(list(dict.fromkeys([*CHECKS[job.stage](configs), *_machine(configs, job, estimates[job.id])])))
     problems = [replace(problem, stages=count) for problem, count in found.items()]
     return sorted(problems, key=lambda problem: not problem.certain)
 

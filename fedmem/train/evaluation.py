@@ -19,6 +19,7 @@ import pandas as pd
 from rouge_score.rouge_scorer import RougeScorer
 from sklearn.metrics import accuracy_score, f1_score
 
+from fedmem.config.vocabulary import SPLITS
 from fedmem.models.config_files import context_tokens
 from fedmem.models.decoding import Decoding
 from fedmem.models.examples import encode, render
@@ -26,7 +27,6 @@ from fedmem.models.text_generation import Written, write
 from fedmem.train.local_training import evaluate_loss, quiet_libraries
 from fedmem.train.utility import UTILITY
 
-SPLITS = ("train", "test", "heldout")
 BATCH = 16  # rows per batch; not config.batch_size, which belongs to training and must not change these figures
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import pandas as pd
 
 from fedmem.analyze.intervals import wilson
+from fedmem.config.vocabulary import TASKS
 from fedmem.report.comparisons import Measured, difference, intra_over_inter
 from fedmem.report.paper.tables import Runs, settings
 
 COLUMNS = ["finding", "task", "compared", "difference", "low", "high", "paired", "here"]
-TASKS = ("summarization", "dialog", "qa", "classification")
 RAISES = (  # (claim, parameter, the setting claimed to give more, the setting claimed to give less)
     ("top-k raises MR_intra against temperature", "decoding", "top_k", "temperature"),
     ("top-p raises MR_intra against temperature", "decoding", "top_p", "temperature"),
