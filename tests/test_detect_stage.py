@@ -1,12 +1,13 @@
 """The stage: candidates per client, matches, workers, and what `explain` shows."""
 
 import os
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem.detect import AlignmentSettings, DetectorError, find_candidates, find_matches
+from fedmem.detect import Alignment, DetectorError, PanDetector, find_candidates, find_matches
 from fedmem.detect import matches as detect_matches
 from fedmem.detect.candidates import CANDIDATE_COLUMNS
 from fedmem.detect.matches import MATCH_COLUMNS, Texts, _blocks, _covered
@@ -167,8 +168,8 @@ def test_a_dying_worker_is_an_error_that_says_what_to_do(monkeypatch):
 
 
 def test_blocks_hold_every_pair_once_and_few_texts(monkeypatch):
-    monkeypatch.setattr(detect_matches, "_CONTINUATIONS_AT_ONCE", 7)
-    monkeypatch.setattr(detect_matches, "_SUFFIXES_AT_ONCE", 70)
+    monkeypatch.setattr(detect_matches, "CONTINUATIONS_AT_ONCE", 7)
+    monkeypatch.setattr(detect_matches, "SUFFIXES_AT_ONCE", 70)
     draw = np.random.default_rng(0)
     continuations = Texts(draw.integers(0, 40, 3000), np.array([f"c{i}" for i in range(40)], dtype=object))
     suffixes = Texts(draw.integers(0, 500, 3000), np.array([f"s{i}" for i in range(500)], dtype=object))
@@ -185,8 +186,8 @@ def test_small_blocks_do_not_change_matches(monkeypatch):
     prefixes, suffixes = many(60)
     candidates = find_candidates(prefixes, suffixes)
     expected = find_matches(candidates, prefixes, suffixes, progress=False)
-    monkeypatch.setattr(detect_matches, "_CONTINUATIONS_AT_ONCE", 5)
-    monkeypatch.setattr(detect_matches, "_SUFFIXES_AT_ONCE", 64)
+    monkeypatch.setattr(detect_matches, "CONTINUATIONS_AT_ONCE", 5)
+    monkeypatch.setattr(detect_matches, "SUFFIXES_AT_ONCE", 64)
     shuffled = candidates.sample(frac=1, random_state=1)
     found = find_matches(shuffled, prefixes, suffixes, progress=False)
     keys = ["prefix_id", "suffix_id"]
@@ -225,11 +226,43 @@ def test_typing_sets_kind_and_score_and_keeps_candidates_without_a_record(monkey
 
 def test_a_missing_model_stops_before_any_comparison(tables, tmp_path, monkeypatch):
     prefixes, suffixes = tables
-    monkeypatch.setattr(detect_matches, "Comparer", lambda settings: pytest.fail("the work has started"))
+    monkeypatch.setattr(PanDetector, "comparer", lambda detector: pytest.fail("the work has started"))
     with pytest.raises(DetectorError, match="entity_model"):
         find_matches(
-            find_candidates(prefixes, suffixes), prefixes, suffixes, AlignmentSettings(), str(tmp_path), "no_such_model"
+            find_candidates(prefixes, suffixes), prefixes, suffixes, PanDetector(), str(tmp_path), "no_such_model"
         )
+
+
+class SameWord(NamedTuple):
+    """A detector of another kind: both texts contain the word."""
+
+    word: str
+    name: str = "same word"
+
+    def comparer(self):
+        return self.compared
+
+    def compared(self, block):
+        found = []
+        for c, s, number in zip(block.c, block.s, block.number, strict=True):
+            suffix, continuation = block.suffixes[s], block.continuations[c]
+            if self.word in suffix and self.word in continuation:
+                start, at = suffix.index(self.word), continuation.index(self.word)
+                span = ((start, start + len(self.word)), (at, at + len(self.word)))
+                found.append((int(number), Alignment([span], [span], verbatim=True)))
+        return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_detector_decides_what_matches(workers):
+    prefixes, suffixes = many(150)
+    candidates = find_candidates(prefixes, suffixes, top_n=3)
+    matches = find_matches(candidates, prefixes, suffixes, SameWord("Lima"), workers=workers, progress=False)
+    texts = candidates.merge(prefixes, on="prefix_id").merge(suffixes, on="suffix_id")
+    expected = texts["continuation"].str.contains("Lima") & texts["suffix"].str.contains("Lima")
+    assert len(matches) == expected.sum() > 50
+    assert set(matches["kind"]) == {"verbatim"}
+    assert set(matches["matched_chars"]) == {4}
 
 
 def test_wrong_tables_are_named(tables):

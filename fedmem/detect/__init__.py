@@ -5,6 +5,7 @@ do both for a whole run. Importing this loads no model and no torch.
 """
 
 from fedmem.detect.candidates import find_candidates, retrieval_record
+from fedmem.detect.detector import PanDetector
 from fedmem.detect.matches import find_matches
 from fedmem.detect.pan.alignment import Alignment, align
 from fedmem.detect.pan.settings import AlignmentSettings
@@ -15,6 +16,7 @@ __all__ = [
     "Alignment",
     "AlignmentSettings",
     "DetectorError",
+    "PanDetector",
     "align",
     "find_candidates",
     "find_matches",

@@ -22,10 +22,16 @@ import pandas as pd
 from tqdm import tqdm
 
 from fedmem.detect.candidates import CANDIDATE_COLUMNS, check_columns
-from fedmem.detect.pan.alignment import Alignment, align_prepared
-from fedmem.detect.pan.preparing import Prepared
-from fedmem.detect.pan.seeding import UnitMatrix
-from fedmem.detect.pan.settings import AlignmentSettings
+from fedmem.detect.detector import (
+    CONTINUATIONS_AT_ONCE,
+    SUFFIXES_AT_ONCE,
+    Block,
+    Detector,
+    Found,
+    PanDetector,
+    by_value,
+)
+from fedmem.detect.pan.alignment import Alignment
 from fedmem.detect.pan.splitting import DetectorError
 from fedmem.detect.paraphrase import EntityFinder, PairClassifier, Typing, identical, judge_sentences, sentence_pairs_of
 
@@ -41,20 +47,7 @@ MATCH_COLUMNS = [
 ]
 UNTYPED = "none"  # value of paraphrase_model: candidates keep the kind "paraphrase", an upper bound
 
-# The texts of a block; together with the previous block's suffixes they bound what a process keeps (see Comparer).
-_CONTINUATIONS_AT_ONCE = 2048
-_SUFFIXES_AT_ONCE = 1024
 _TYPED_AT_ONCE = 500  # candidates whose sentence pairs are scored together
-
-
-class Block(NamedTuple):
-    """Pairs of a few texts: pair i is continuations[c[i]] with suffixes[s[i]], row number[i] of the candidates."""
-
-    continuations: list[str]
-    suffixes: list[str]
-    c: np.ndarray
-    s: np.ndarray
-    number: np.ndarray
 
 
 class Texts(NamedTuple):
@@ -84,14 +77,11 @@ class Texts(NamedTuple):
         return self.distinct[self.codes[number]]
 
 
-Found = list[tuple[int, Alignment]]  # (row of the candidate, its alignment), only those with a detection
-
-
 def find_matches(
     candidates: pd.DataFrame,
     prefixes: pd.DataFrame,
     suffixes: pd.DataFrame,
-    settings: AlignmentSettings | None = None,
+    detector: Detector | None = None,
     paraphrase_model: str = UNTYPED,
     entity_model: str = "en_core_web_sm",
     workers: int = 1,
@@ -102,7 +92,7 @@ def find_matches(
 
     candidates: table with CANDIDATE_COLUMNS, as `find_candidates` returns it.
     prefixes: table with prefix_id, continuation. suffixes: table with suffix_id, suffix.
-    settings: the detector's settings (default: those of the federated-learning study).
+    detector: what compares the pairs (default: `PanDetector` with the settings of the federated-learning study).
     paraphrase_model: hub id or folder of a classifier, which types paraphrase candidates together with `entity_model`;
       "none" leaves their kind "paraphrase", an upper bound.
     entity_model: name of an installed spaCy package, or a folder; not used with paraphrase_model "none".
@@ -123,15 +113,16 @@ def find_matches(
     typer = None if paraphrase_model == UNTYPED else _Typer(paraphrase_model, entity_model, carry_over)
     continuations = Texts.of(candidates["prefix_id"], prefixes, "prefix_id", "continuation")
     texts = Texts.of(candidates["suffix_id"], suffixes, "suffix_id", "suffix")
-    found: Found = []
+    found: list[Found] = []
+    detector = detector or PanDetector()
     blocks = _blocks(continuations, texts, workers)
     with (
-        _compared(blocks, settings or AlignmentSettings(), workers) as results,
-        tqdm(total=len(candidates), unit="pairs", disable=not progress, mininterval=1) as bar,
+        _compared(blocks, detector, workers) as results,
+        tqdm(desc=detector.name, total=len(candidates), unit="pairs", disable=not progress, mininterval=1) as bar,
     ):
-        for pairs, part in results:
+        for block, part in zip(blocks, results, strict=True):
             found += part
-            bar.update(pairs)
+            bar.update(len(block.number))
     found.sort(key=lambda item: item[0])  # blocks regroup the pairs
     rows = [(texts.text(number), continuations.text(number), alignment) for number, alignment in found]
     typings = [_untyped(row[2]) for row in rows] if typer is None else typer(rows, progress)
@@ -140,36 +131,13 @@ def find_matches(
     return pd.concat([matches, _as_frame(described)], axis=1)
 
 
-class Comparer:
-    """Compares the pairs of blocks, one block per call, and keeps prepared texts from block to block."""
-
-    def __init__(self, settings: AlignmentSettings):
-        self._prepared = Prepared(settings, capacity=_CONTINUATIONS_AT_ONCE + 2 * _SUFFIXES_AT_ONCE)
-
-    def __call__(self, block: Block) -> tuple[int, Found]:
-        """Compare the pairs of a block; return their number and those with a detection."""
-        suffixes = [self._prepared.text(text) for text in block.suffixes]
-        matrix, threshold = UnitMatrix(suffixes), self._prepared.settings.seed_dice
-        found: Found = []
-        for pairs in _by_value(block.c):
-            source = self._prepared.text(block.continuations[block.c[pairs[0]]])
-            similar = matrix.similar(np.unique(block.s[pairs]), source, threshold)
-            for pair in pairs if similar else ():
-                s = int(block.s[pair])
-                if s in similar:
-                    alignment = align_prepared(suffixes[s], source, self._prepared, similar[s])
-                    if alignment.detections:
-                        found.append((int(block.number[pair]), alignment))
-        return len(block.number), found
-
-
 @contextmanager
-def _compared(blocks: list[Block], settings: AlignmentSettings, workers: int) -> Iterator[Iterable[tuple[int, Found]]]:
+def _compared(blocks: list[Block], detector: Detector, workers: int) -> Iterator[Iterable[list[Found]]]:
     if workers == 1 or len(blocks) < 2:
-        yield map(Comparer(settings), blocks)
+        yield map(detector.comparer(), blocks)
         return
     # spawned, not forked: a fork copies locks that a notebook's threads (torch, the kernel) hold, but not the threads
-    pool = ProcessPoolExecutor(min(workers, len(blocks)), get_context("spawn"), _start_worker, (settings,))
+    pool = ProcessPoolExecutor(min(workers, len(blocks)), get_context("spawn"), _start_worker, (detector,))
     try:
         yield pool.map(_work, blocks)
     except BrokenProcessPool as error:
@@ -178,11 +146,11 @@ def _compared(blocks: list[Block], settings: AlignmentSettings, workers: int) ->
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker(settings: AlignmentSettings) -> None:
+def _start_worker(detector: Detector) -> None:
     # global: a worker's task reaches only module variables, and the cache must last from block to block
-    global _comparer
+    global _compare
     Thread(target=_end_with_parent, daemon=True).start()
-    _comparer = Comparer(settings)
+    _compare = detector.comparer()
 
 
 def _end_with_parent() -> None:
@@ -191,8 +159,8 @@ def _end_with_parent() -> None:
     os._exit(1)  # sys.exit() would end this thread only
 
 
-def _work(block: Block) -> tuple[int, Found]:
-    return _comparer(block)
+def _work(block: Block) -> list[Found]:
+    return _compare(block)
 
 
 def _blocks(continuations: Texts, suffixes: Texts, workers: int) -> list[Block]:
@@ -200,24 +168,16 @@ def _blocks(continuations: Texts, suffixes: Texts, workers: int) -> list[Block]:
     c, s = continuations.codes, suffixes.codes
     # four blocks per worker and more, so that a slow block does not leave the others idle; at least 64 suffixes each
     shares = 1 if workers == 1 else 4 * workers
-    width = min(_SUFFIXES_AT_ONCE, max(64, -(-len(suffixes.distinct) // shares)))
+    width = min(SUFFIXES_AT_ONCE, max(64, -(-len(suffixes.distinct) // shares)))
     # suffixes first: the blocks of the same suffixes are adjacent, so few processes prepare a suffix
-    block = (s // width) * (len(continuations.distinct) // _CONTINUATIONS_AT_ONCE + 1) + c // _CONTINUATIONS_AT_ONCE
+    block = (s // width) * (len(continuations.distinct) // CONTINUATIONS_AT_ONCE + 1) + c // CONTINUATIONS_AT_ONCE
     blocks = []
-    for number in _by_value(block):
+    for number in by_value(block):
         own_c, local_c = np.unique(c[number], return_inverse=True)
         own_s, local_s = np.unique(s[number], return_inverse=True)
         texts = continuations.distinct[own_c].tolist(), suffixes.distinct[own_s].tolist()
         blocks.append(Block(*texts, local_c, local_s, number))
     return blocks
-
-
-def _by_value(values: np.ndarray) -> list[np.ndarray]:
-    """The positions of each distinct value, in ascending order of the values."""
-    if not len(values):
-        return []
-    order = np.argsort(values, kind="stable")  # stable: positions of equal values stay in order
-    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
 
 
 class _Typer:
