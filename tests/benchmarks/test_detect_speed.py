@@ -17,7 +17,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from fedmem.detect import AlignmentSettings, align, find_candidates, find_matches
+from fedmem.detect import AlignmentSettings, PanDetector, align, find_candidates, find_matches
 from fedmem.detect.pan.alignment import align_prepared
 from fedmem.detect.pan.preparing import Prepared
 from fedmem.detect.pan.splitting import split_sentences, split_words, stem
@@ -110,7 +110,7 @@ def test_pairs_per_second(benchmark, shared, table, words, leaks, least):
     sample = pairs[:: len(pairs) // PLAIN_PAIRS]
     table.append((f"{what}: plain", len(sample), seconds(plain, sample), "sample"))
     table.append((f"{what}: prepared", len(pairs), seconds(with_prepared, pairs), ""))
-    stage = (candidates, prefixes, suffixes, SETTINGS)
+    stage = (candidates, prefixes, suffixes, PanDetector(SETTINGS))
     took = benchmark.pedantic(lambda: seconds(find_matches, *stage, progress=False), rounds=1)
     table.append((f"{what}: prepared, early exit", len(pairs), took, f"at least {least:,}"))
     table.append((f"{what}: two workers", len(pairs), seconds(find_matches, *stage, workers=2, progress=False), ""))
@@ -151,7 +151,7 @@ def test_many_clients(benchmark, shared, table, n_clients):
     start = time.perf_counter()
     candidates = find_candidates(prefixes, suffixes, 10)
     table.append((f"{n_clients} clients: BM25 candidates", len(candidates), time.perf_counter() - start, "one core"))
-    stage = (candidates, prefixes, suffixes, SETTINGS)
+    stage = (candidates, prefixes, suffixes, PanDetector(SETTINGS))
     for workers in (1, 2):
         with PeakMemory() as peak:
             took = seconds(find_matches, *stage, workers=workers, progress=False)

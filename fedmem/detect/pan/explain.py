@@ -10,12 +10,19 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fedmem.config.yaml_files import read
 from fedmem.detect.pan.alignment import Alignment, judge
 from fedmem.detect.pan.cases import Case, find_cases
 from fedmem.detect.pan.preparing import Prepared, PreparedText
 from fedmem.detect.pan.seeding import Pair, Seed, dice, find_seeds, similar_units
 from fedmem.detect.pan.settings import AlignmentSettings
 from fedmem.display.private_text import masked, side_by_side
+from fedmem.machine.paths import data_file
+
+
+def example_texts() -> dict[str, str]:
+    """Return the made-up texts of notebook 4: training_text, and the continuations copied, reworded and unrelated."""
+    return read(data_file("detector_examples.yaml"))
 
 
 @dataclass(frozen=True)
