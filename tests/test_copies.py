@@ -136,11 +136,11 @@ def test_after_dropping_nothing_is_a_copy_of_anything(planted, brute):
 
 
 def test_similarity_by_hand():
-    # a b c d: {abc, bcd}; a b c e: {abc, bce}; one of three
-    assert duplicates.similarity("a b c d", "A  b, c e") == pytest.approx(1 / 3)
-    assert duplicates.similarity("a b", "a b") == 1.0
-    assert duplicates.similarity("a b", "b a") == 0.0
-    assert duplicates.similarity("?!", "...") == 0.0
+    # a b c d: {abc, bcd}; a b c e: {abc, bce}; one of three. Texts of fewer than three words are alike or not
+    rows = rows_of("a b c d", "A  b, c e", "a b", "A b", "b a", "?!", "...")
+    table = duplicates.pairs(find(rows, 0.3), rows)
+    assert table[["row_id", "other_id", "kind"]].to_numpy().tolist() == [["r2", "r3", "exact"], ["r0", "r1", "near"]]
+    assert table["similarity"].tolist() == [1.0, pytest.approx(1 / 3)]
 
 
 def test_the_threshold_decides():

@@ -32,11 +32,6 @@ def words(axis):
     return [text.get_text() for text in axis.texts if text.get_text()]
 
 
-def sizes(n_clients):
-    rows = [(j, split, 10 + j) for j in range(n_clients) for split in ("train", "test", "heldout")]
-    return pd.DataFrame(rows, columns=["client", "split", "rows"])
-
-
 def groups(n_clients):
     rows = [(j, f"topic {g}", g + 1) for j in range(n_clients) for g in range(4) if g != j]
     return pd.DataFrame(rows, columns=["client", "group", "rows"])
@@ -50,7 +45,6 @@ def every_figure(n_clients):
         figures.matrix(ratios.cells(*measured)),
         figures.aggregates(summary),
         figures.aggregates(runs, "verbatim"),
-        partition_figures.sizes(sizes(n_clients)),
         partition_figures.groups(groups(n_clients)),
     ]
 
@@ -142,9 +136,7 @@ def test_aggregates_of_runs_show_one_counting_and_name_what_is_undefined():
     assert figure.get_suptitle() == "verbatim counting"
 
 
-def test_sizes_and_groups_draw_every_client():
-    bars = partition_figures.sizes(sizes(3)).axes[0].containers
-    assert [[bar.get_height() for bar in group] for group in bars] == [[10, 11, 12]] * 3
+def test_groups_draw_every_client():
     labels = words(partition_figures.groups(groups(2)).axes[0])
     # client 0 has 2, 3, 4 rows of 9 (22, 33, 44 %), client 1 has 1, 3, 4 of 8 (12.5, 38, 50 %); absent pairs are blank
     assert labels == ["13", "22", "33", "38", "44", "50"]
@@ -179,7 +171,7 @@ def test_figures_do_not_touch_pyplot_nor_its_settings():
 def test_same_data_same_bytes_whatever_the_readers_settings(tmp_path):
     def written(name):
         return [
-            save_figure(figure, sizes(2), "Text.", tmp_path / name, f"figure{i}").read_bytes()
+            save_figure(figure, groups(2), "Text.", tmp_path / name, f"figure{i}").read_bytes()
             for i, figure in enumerate(every_figure(3))
         ]
 
@@ -198,18 +190,18 @@ def chunks(png):
 
 
 def test_save_writes_picture_data_and_caption(tmp_path):
-    data = sizes(2)
-    path = save_figure(partition_figures.sizes(data), data, "Rows of each client.", tmp_path / "figures", "sizes")
-    assert path == tmp_path / "figures" / "sizes.png"
+    data = groups(2)
+    path = save_figure(partition_figures.groups(data), data, "Rows of each client.", tmp_path / "figures", "groups")
+    assert path == tmp_path / "figures" / "groups.png"
     assert set(chunks(path.read_bytes())) == {b"IHDR", b"pHYs", b"IDAT", b"IEND"}  # no date, no version
     pd.testing.assert_frame_equal(pd.read_csv(path.with_suffix(".csv")), data)
     assert path.with_suffix(".txt").read_text("utf-8") == "Rows of each client.\n"
-    with pytest.raises(ValueError, match=r"name: got '\.\./sizes'; expected a file name without folder"):
-        save_figure(partition_figures.sizes(data), data, "", tmp_path, "../sizes")
+    with pytest.raises(ValueError, match=r"name: got '\.\./groups'; expected a file name without folder"):
+        save_figure(partition_figures.groups(data), data, "", tmp_path, "../groups")
 
 
 def test_a_notebook_shows_the_figure_itself():
-    shown, _ = InteractiveShell.instance().display_formatter.format(partition_figures.sizes(sizes(2)))
+    shown, _ = InteractiveShell.instance().display_formatter.format(partition_figures.groups(groups(2)))
     assert shown["image/png"].startswith(b"\x89PNG")
 
 

@@ -56,6 +56,8 @@ class Duplicates:
 def find(rows: pd.DataFrame, threshold: float = 0.8) -> Duplicates:
     """Find the copies among `rows` (id, input): all exact ones, and near ones of similarity >= `threshold` (0 to 1).
 
+    The similarity is the Jaccard similarity of the sets of word 3-grams; a text of fewer than 3 words is a single one.
+
     Candidates for near copies come from MinHash LSH, with bands such that at most one in a thousand pairs at the
     threshold is missed. Each candidate is verified by its true similarity, so no pair below the threshold is reported.
     Shows a progress bar. Time grows with the number of texts, and with the number of similar pairs.
@@ -77,16 +79,6 @@ def find(rows: pd.DataFrame, threshold: float = 0.8) -> Duplicates:
 def fold(text: str) -> str:
     """Return a text case-folded and with single spaces as white space; exact copies have equal folded texts."""
     return " ".join(text.casefold().split())
-
-
-def similarity(one: str, other: str) -> float:
-    """Return the Jaccard similarity, 0 to 1, of the sets of word 3-grams of two folded texts.
-
-    A text of fewer than 3 words counts as a single 3-gram.
-    """
-    a, b = (_shingles(fold(text), NEAR_WORDS) for text in (one, other))
-    shared = len(np.intersect1d(a, b, assume_unique=True))
-    return shared / (len(a) + len(b) - shared)
 
 
 def pairs(found: Duplicates, rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Figures of a partition: rows by split, groups by client, what pairs of clients have in common."""
+"""Figures of a partition: groups by client, what pairs of clients have in common."""
 
 from __future__ import annotations
 
@@ -6,32 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fedmem.display.drawing import COLOURS, canvas, client_ticks, draw_heatmap, draw_scale, percent_words, styled
+from fedmem.display.drawing import canvas, draw_heatmap, draw_scale, percent_words, styled
 from fedmem.display.numbers import half_up
 
 READABLE_GROUPS = 30  # above it, not every group is labelled
-
-
-@styled
-def sizes(sizes: pd.DataFrame) -> Figure:
-    """The rows of each client by split (train, test, heldout).
-
-    sizes: client, split, rows, as `description.sizes` returns them.
-    """
-    clients, splits = sorted(sizes["client"].unique()), list(dict.fromkeys(sizes["split"]))
-    figure = canvas(float(np.clip(2.5 + 0.7 * len(clients), 4.5, 9)), 2.8)
-    axis = figure.subplots()
-    width = 0.8 / len(splits)
-    for place, split in enumerate(splits):
-        rows = sizes[sizes["split"] == split].groupby("client")["rows"].sum().reindex(clients, fill_value=0)
-        offset = (place - (len(splits) - 1) / 2) * width
-        colour = COLOURS[[0, 1, 7][place % 3]]
-        axis.bar(np.arange(len(clients)) + offset, rows, width, color=colour, label=split, linewidth=0)
-    axis.set_xticks(*client_ticks(clients, 0))
-    axis.set(xlabel="client", ylabel="rows")
-    axis.grid(axis="x", visible=False)
-    figure.legend(loc="outside right upper")
-    return figure
 
 
 @styled
