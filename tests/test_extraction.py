@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem.analyze.extracted_text import ANYBODY, by_row, extracted
+from fedmem.analyze.extracted_text import by_row, extracted
 from fedmem.analyze.sample_size import ratio_by_sample_size
+from fedmem.config.vocabulary import POOLED
 from fedmem.corpus.lengths import measurable
 
 
@@ -34,9 +35,9 @@ def test_characters_that_came_back_are_counted_once(tables):
     # a: 0–70 and 80–90 by client 0, 0–10 by client 1; available of client 0: 100 + 50
     assert table.loc[(0, True, 0), ["chars", "available", "longest"]].tolist() == [80, 150, 60]
     assert table.loc[(0, True, 1), ["chars", "longest"]].tolist() == [10, 10]
-    assert table.loc[(0, True, ANYBODY), "share"] == pytest.approx(80 / 150)
+    assert table.loc[(0, True, POOLED), "share"] == pytest.approx(80 / 150)
     assert table.loc[(0, False, 0), "share"] == pytest.approx(10 / 80)
-    assert table.loc[(1, True, ANYBODY), ["chars", "available", "share", "longest"]].tolist() == [0, 100, 0, 0]
+    assert table.loc[(1, True, POOLED), ["chars", "available", "share", "longest"]].tolist() == [0, 100, 0, 0]
     paper = extracted(*tables, counting="paper").set_index(["suffix_client", "member", "prefix_client"])
     assert paper.loc[(0, True, 1), "chars"] == 60
     assert len(table) == 3 * 3  # membership of each client that has suffixes of it

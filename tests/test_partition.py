@@ -130,7 +130,7 @@ def test_requests_that_cannot_be_met():
     with pytest.raises(PartitionError, match="1 of 10 rows have none"):
         dealt(corpus_of(a=9).pipe(lambda c: pd.concat([c, c.head(1).assign(id="z", group="")])))
     with pytest.raises(PartitionError, match="expected one of iid, natural, dirichlet, topic, quantity"):
-        dealt(corpus_of(a=9), "shards")
+        dealt(corpus_of(a=9), "alphabetical")
     with pytest.raises(PartitionError, match="at least one training row"):
         dealt(corpus_of(a=9, b=9), train=0)
     for partitioner in PARTITIONERS:

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from fedmem.analyze.counting import is_match, require_columns
+from fedmem.config.vocabulary import POOLED
 
 SPAN_COLUMNS = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "kind", "detections"]
-ANYBODY = -1  # prefix_client of the lines for the prefixes of all clients together
 
 
 def extracted(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "verbatim") -> pd.DataFrame:
@@ -34,10 +34,10 @@ def extracted(matches: pd.DataFrame, suffixes: pd.DataFrame, counting: str = "ve
     available = lengths.groupby([suffixes["client"], suffixes["member"].astype(bool)]).sum()
     clients = sorted(set(suffixes["client"]))
     spans = {who: _by_suffix(part) for who, part in counted.groupby("prefix_client")}
-    spans[ANYBODY] = _by_suffix(counted)  # not a sum over clients: their spans overlap
+    spans[POOLED] = _by_suffix(counted)  # not a sum over clients: their spans overlap
     owner = suffixes.drop_duplicates("suffix_id").set_index("suffix_id")[["client", "member"]]
     rows = []
-    for prefix_client in [ANYBODY, *clients]:
+    for prefix_client in [POOLED, *clients]:
         found = _sums(spans.get(prefix_client, {}), owner)
         for (client, member), total in available.items():
             chars, longest = found.get((client, member), (0, 0))

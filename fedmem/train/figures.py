@@ -119,7 +119,7 @@ def utility(table: pd.DataFrame) -> Figure:
 
 def _curve(axis: Axes, rows: pd.DataFrame) -> None:
     table = rows.pivot_table(index="round", columns="client", values="value", aggfunc="mean")
-    pooled, clients = [c for c in table if c == -1], [c for c in table if c != -1]
+    pooled, clients = [c for c in table if c == POOLED], [c for c in table if c != POOLED]
     many = len(clients) > READABLE_CLIENTS
     for place, client in enumerate(clients):
         look = {"color": "#b5b5b5", "linewidth": 0.7} if many else {"color": COLOURS[place % 10], "marker": "o"}
