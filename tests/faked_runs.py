@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedmem.analyze import exclusions, ratios
+from fedmem.analyze.counting import Counts
 from fedmem.results import studies
 from fedmem.train.utility import UTILITY
 
@@ -64,7 +65,7 @@ def _tables(parameters, own, others):
     matches = pd.DataFrame(found, columns=columns).astype({"member": bool})
     matches = matches.assign(score=np.nan, identical_sentence=False, matched_chars=60)
     sizes = pd.DataFrame({"client": clients, "n_train": PROMPTS})
-    measured = (matches, prefixes, sizes)
+    counts = Counts(matches, prefixes, sizes, suffixes)
     marked = matches.assign(own=False, shared=False, incoherent=False)
     return {
         "partition": {"rows": rows},
@@ -72,10 +73,10 @@ def _tables(parameters, own, others):
         "generate": {"prefixes": prefixes, "suffixes": suffixes},
         "detect": {"matches": matches},
         "analyze": {
-            "cells": ratios.cells(*measured, suffixes=suffixes),
-            "summary": ratios.summary(*measured, suffixes=suffixes),
-            "kinds": ratios.kinds(*measured, suffixes),
-            "exclusions": exclusions.summaries(marked, prefixes, sizes, suffixes=suffixes),
+            "cells": ratios.cells(counts),
+            "summary": ratios.summary(counts),
+            "kinds": ratios.kinds(counts),
+            "exclusions": exclusions.summaries(counts, marked),
         },
     }
 

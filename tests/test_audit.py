@@ -10,6 +10,7 @@ from test_roads import REPOSITORY, fedmem
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fedmem.analyze import ratios
+from fedmem.analyze.counting import Counts
 from fedmem.config.parameter import ConfigError
 from fedmem.config.partition import PartitionConfig
 from fedmem.config.stages import create_all
@@ -509,7 +510,7 @@ def test_without_held_out_rows_there_is_no_control_and_it_is_not_zero():
     assert suffixes["member"].all()
     empty = pd.DataFrame({name: [] for name in ("prefix_id", "prefix_client", "suffix_client", "member", "kind")})
     clients = pd.DataFrame({"client": [0, 1], "n_train": 4})
-    summary = ratios.summary(empty, prefixes, clients, suffixes=suffixes, countings=["verbatim"])
+    summary = ratios.summary(Counts(empty, prefixes, clients, suffixes), countings=["verbatim"])
     values = summary.set_index("metric")["value"]
     assert values["mr_total"] == 0
     assert values[["control_total", "excess_total", "control_intra"]].isna().all()

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from test_roads import REPOSITORY
 
+from fedmem.analyze.counting import Counts
 from fedmem.analyze.intervals import independent_difference, mcnemar, tango
 from fedmem.config.partition import PartitionConfig
 from fedmem.config.stages import STAGES
@@ -26,7 +27,7 @@ def run(hits, n=10, n_clients=2, names="p"):
     found = [(f"{names}{j}-{i}", j, k, True, "verbatim") for j, i, k in hits]
     matches = pd.DataFrame(found, columns=["prefix_id", "prefix_client", "suffix_client", "member", "kind"])
     clients = pd.DataFrame({"client": range(n_clients), "n_train": [3, 1, 1][:n_clients]})
-    return Measured.of(matches, prefixes, clients, counting="verbatim")
+    return Measured.of(Counts(matches, prefixes, clients), "verbatim")
 
 
 def test_runs_on_the_same_prefixes_are_compared_prefix_by_prefix():
@@ -107,12 +108,14 @@ def test_pairs_differ_in_one_parameter(parameters):
         ("prox", "none", "algorithm"),
         ("prox", "qa-prox", "task"),
     ]
-    assert reference(parameters, "fedavg", "none") == "none"
-    assert reference(parameters, "long", "none") is None  # other prefixes
-    assert reference(parameters, "qa-prox", "none") is None
-    assert reference(parameters, "none", "local") is None
+    texts = comparisons.comparable_parameters(parameters)
+    assert reference(texts, "fedavg", "none") == "none"
+    assert reference(texts, "long", "none") is None  # other prefixes
+    assert reference(texts, "qa-prox", "none") is None
+    assert reference(texts, "none", "local") is None
     models = parameters.loc[["none", "fedavg"]].assign(model=["tiny-qwen2", "tiny-llama"])
-    assert reference(models, "fedavg", "none") is None  # what another model writes untrained says nothing
+    # what another model writes untrained says nothing
+    assert reference(comparisons.comparable_parameters(models), "fedavg", "none") is None
 
 
 def test_what_has_no_meaning_for_one_of_two_runs_is_no_difference(parameters):

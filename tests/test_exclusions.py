@@ -8,8 +8,8 @@ import pytest
 
 from fedmem import detect
 from fedmem.analyze import exclusions, ratios
-from fedmem.analyze.counting import MetricsError
-from fedmem.analyze.exclusions import EXCLUSIONS, coherence, mark, without
+from fedmem.analyze.counting import Counts, MetricsError
+from fedmem.analyze.exclusions import EXCLUSIONS, coherence, left_out, mark
 from fedmem.corpus import synthetic
 
 CLIENTS, ROWS = 3, 8
@@ -43,13 +43,13 @@ def measure(rows, says):
         matches, prefixes, suffixes, rows, babble.loc[babble["incoherent"], "prefix_id"], boilerplate_share=0.2
     )
     clients = rows[train].groupby("client").size().rename("n_train").reset_index()
-    return marked, prefixes, clients, suffixes
+    return marked, Counts(marked, prefixes, clients, suffixes)
 
 
 def values(tables, counting="paper"):
     """{exclusion: {metric: value}}"""
-    marked, prefixes, clients, suffixes = tables
-    table = exclusions.summaries(marked, prefixes, clients, suffixes=suffixes).query("counting == @counting")
+    marked, counts = tables
+    table = exclusions.summaries(counts, marked).query("counting == @counting")
     return {name: part.set_index("metric")["value"] for name, part in table.groupby("excluded")}
 
 
@@ -153,19 +153,19 @@ def test_several_valid_suffixes_and_other_spaces_count_once_a_client(rows):  # B
     said = same.loc[first, "input"].split(maxsplit=5)[5].replace(" ", "  \n ")
     own = same.loc[second, "row_id"]  # client 1's prompt, and client 0's text comes back, with other spaces
     tables = measure(same, lambda row, suffix: said if row["row_id"] == own else unlike(row, suffix))
-    table = ratios.cells(*tables[:3], suffixes=tables[3]).query("member and counting == 'verbatim'")
+    table = ratios.cells(tables[1]).query("member and counting == 'verbatim'")
     hits = table.set_index(["prefix_client", "suffix_client"])["hits"]
     assert hits[1, 0] == 1
     assert hits.sum() <= 1 + hits[1, 1]
-    kinds = ratios.kinds(*tables[:3], suffixes=tables[3]).query("metric == 'mr_total'")
+    kinds = ratios.kinds(tables[1]).query("metric == 'mr_total'")
     assert (kinds["value"] * kinds["n"]).sum() == pytest.approx(1)  # one continuation, one kind
 
 
 def test_clear_errors(rows):
     marked = pd.DataFrame({"own": [True]})
     with pytest.raises(MetricsError, match="excluded: got 'mine'; expected one of 'nothing', 'own suffix'"):
-        without(marked, "mine")
+        left_out(marked, "mine")
     with pytest.raises(MetricsError, match="column shared is missing"):
-        without(marked, "shared")
-    assert [len(without(marked, name)) for name in ("nothing", "own suffix")] == [1, 0]
+        left_out(marked, "shared")
+    assert [left_out(marked, name).tolist() for name in ("nothing", "own suffix")] == [[False], [True]]
     assert next(iter(EXCLUSIONS)) == "nothing"

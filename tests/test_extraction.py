@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedmem.analyze.counting import Counts, MetricsError
 from fedmem.analyze.extracted_text import by_row, extracted
 from fedmem.analyze.sample_size import ratio_by_sample_size
 from fedmem.config.vocabulary import POOLED
@@ -75,7 +76,7 @@ def sampled(n, hits):
 
 
 def test_fewer_prefixes_keep_the_share_and_fewer_suffixes_lower_it():
-    table = ratio_by_sample_size(*sampled(100, 40), draws=50).set_index(["fewer", "metric", "share"])
+    table = ratio_by_sample_size(Counts(*sampled(100, 40)), draws=50).set_index(["fewer", "metric", "share"])
     for fewer in ("prefixes", "suffixes"):
         assert table.loc[(fewer, "mr_intra", 1.0), ["value", "low", "high"]].tolist() == pytest.approx([0.4] * 3)
         assert table.loc[(fewer, "mr_intra", 0.25), "n"] == 50
@@ -89,10 +90,12 @@ def test_fewer_prefixes_keep_the_share_and_fewer_suffixes_lower_it():
 
 
 def test_settling_is_seeded_and_undefined_stays_undefined():
-    first, second = (ratio_by_sample_size(*sampled(20, 5)) for _ in range(2))
+    first, second = (ratio_by_sample_size(Counts(*sampled(20, 5))) for _ in range(2))
     pd.testing.assert_frame_equal(first, second)
     matches, prefixes, clients, suffixes = sampled(20, 5)
     untyped = matches.assign(kind="paraphrase", score=np.nan, identical_sentence=False)
-    assert ratio_by_sample_size(untyped, prefixes, clients, suffixes, counting="strict")["value"].isna().all()
-    alone = ratio_by_sample_size(*(sampled(20, 5)[:2]), clients, suffixes).query("metric == 'mr_inter'")["value"]
+    assert ratio_by_sample_size(Counts(untyped, prefixes, clients, suffixes), counting="strict")["value"].isna().all()
+    alone = ratio_by_sample_size(Counts(matches, prefixes, clients, suffixes)).query("metric == 'mr_inter'")["value"]
     assert not math.isnan(alone.iloc[0])
+    with pytest.raises(MetricsError, match="suffixes: got None; expected the `suffixes` table"):
+        ratio_by_sample_size(Counts(matches, prefixes, clients))

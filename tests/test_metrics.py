@@ -9,7 +9,7 @@ import pytest
 from statsmodels.stats.proportion import proportion_confint
 
 from fedmem.analyze import ratios
-from fedmem.analyze.counting import MetricsError
+from fedmem.analyze.counting import Counts, MetricsError, training_rows
 from fedmem.analyze.intervals import tango
 from fedmem.analyze.ratios import CELLS, EXCESS, SUMMARY, memorization
 
@@ -157,7 +157,7 @@ def test_prefix_ids_need_only_be_unique_within_a_client():
 
 
 def test_cells_hold_the_matrix_with_wilson_intervals(three):
-    table = ratios.cells(*three, confidence=0.9)
+    table = ratios.cells(Counts(*three), confidence=0.9)
     assert list(table.columns) == CELLS
     assert len(table) == 2 * 3 * 9
     cell = table.query("prefix_client == 0 and suffix_client == 1 and member and counting == 'paper'").iloc[0]
@@ -173,14 +173,14 @@ def test_cells_hold_the_matrix_with_wilson_intervals(three):
 
 
 def test_cells_are_nan_where_strict_is_undefined():
-    table = ratios.cells(*frames([2], [1], [(0, 0, 0, "paraphrase")]))
+    table = ratios.cells(Counts(*frames([2], [1], [(0, 0, 0, "paraphrase")])))
     strict = table.query("member and counting == 'strict'")
     assert strict[["hits", "ratio", "low", "high"]].isna().all(axis=None)
     assert strict["n"].tolist() == [2]
 
 
 def test_summary_and_its_record(three):
-    table = ratios.summary(*three)
+    table = ratios.summary(Counts(*three))
     assert list(table.columns) == SUMMARY
     assert set(table["metric"]) == {
         f"{a}_{b}" for a in ("mr", "control", "excess") for b in ("intra", "inter", "total")
@@ -191,13 +191,13 @@ def test_summary_and_its_record(three):
     assert values["control_total", "verbatim"] == memorization(*three, counting="verbatim", member=False).total
     assert (table["low"].le(table["value"]) & table["value"].le(table["high"])).all()
     assert table["high"].gt(0).all()  # 0 hits do not mean 0 risk
-    record = ratios.as_record(ratios.summary(*frames([2], [5], [(0, 0, 0, "idea")])))
+    record = ratios.as_record(ratios.summary(Counts(*frames([2], [5], [(0, 0, 0, "idea")]))))
     assert record["mr_intra_paper"] == 0.5
     assert record["mr_inter_paper"] is None
 
 
 def test_excess_is_what_members_have_more_than_the_control(three):
-    table = ratios.summary(*three).set_index(["metric", "counting"])
+    table = ratios.summary(Counts(*three)).set_index(["metric", "counting"])
     # intra: 0.6·(2/4 − 0) + 0.3·(2/2 − 0) + 0.1·(0 − 1/5); total: (5 − 1)/11, as 2-0 hits the control alone
     assert table.loc[("excess_intra", "paper"), "value"] == pytest.approx(0.58)
     assert table.loc[("excess_total", "paper"), "value"] == pytest.approx(4 / 11)
@@ -210,7 +210,7 @@ def test_excess_is_what_members_have_more_than_the_control(three):
 def test_excess_of_cells_counts_prefixes_that_differ():
     # client 0: prefixes 0, 1, 2 hit members of client 1, 2 and 3 its held-out ones: 2 against 1 of 5
     found = [(0, i, 1, "idea") for i in (0, 1, 2)] + [(0, i, 1, "verbatim", False) for i in (2, 3)]
-    table = ratios.excess(*frames([5, 0], [1, 1], found))
+    table = ratios.excess(Counts(*frames([5, 0], [1, 1], found)))
     assert list(table.columns) == EXCESS
     cell = table.query("counting == 'paper' and prefix_client == 0 and suffix_client == 1").iloc[0]
     assert (cell["n"], cell["only_member"], cell["only_control"]) == (5, 2, 1)
@@ -218,21 +218,21 @@ def test_excess_of_cells_counts_prefixes_that_differ():
     assert (cell["low"], cell["high"]) == pytest.approx([float(bound) for bound in tango(2, 1, 5)])
     assert cell["p_value"] == pytest.approx(1)  # two heads of three, either way
     assert table.query("prefix_client == 1")[["excess", "low", "p_value"]].isna().all(axis=None)
-    untyped = ratios.excess(*frames([5], [1], [(0, 0, 0, "paraphrase", False)]))
+    untyped = ratios.excess(Counts(*frames([5], [1], [(0, 0, 0, "paraphrase", False)])))
     assert untyped.query("counting == 'strict'")["excess"].isna().all()
     assert untyped.query("counting == 'paper'")["excess"].tolist() == [-0.2]
 
 
 def test_holm_is_over_the_cells_of_one_counting():
     found = [(j, i, 0, "verbatim") for j in range(2) for i in range(10)]
-    table = ratios.excess(*frames([10, 10], [1, 1], found)).query("counting == 'verbatim'")
+    table = ratios.excess(Counts(*frames([10, 10], [1, 1], found))).query("counting == 'verbatim'")
     # ten of ten, either way: 2/2¹⁰, twice; the other two cells are 1: ·4 for the first, ·3 for the second, never less
     assert table["p_value"].tolist() == pytest.approx([2 / 1024, 1, 2 / 1024, 1])
     assert table["p_holm"].tolist() == pytest.approx([8 / 1024, 1, 8 / 1024, 1])
 
 
 def test_a_prefix_counts_once_as_its_first_kind(three):
-    table = ratios.kinds(*three).set_index(["metric", "kind"])["value"]
+    table = ratios.kinds(Counts(*three)).set_index(["metric", "kind"])["value"]
     # own client: 0-0 verbatim (and paraphrase_low), 0-1 idea, 1-0 verbatim, 1-1 paraphrase_high
     assert table["mr_intra"].to_dict() == pytest.approx(
         {
@@ -247,16 +247,37 @@ def test_a_prefix_counts_once_as_its_first_kind(three):
     assert table["mr_total"].to_dict() == pytest.approx(
         {"verbatim": 2 / 11, "paraphrase_high": 2 / 11, "paraphrase_low": 0, "paraphrase": 0, "idea": 1 / 11}
     )
-    paper = ratios.summary(*three).query("counting == 'paper'").set_index("metric")["value"]
+    paper = ratios.summary(Counts(*three)).query("counting == 'paper'").set_index("metric")["value"]
     for metric in ("mr_intra", "mr_inter", "mr_total", "control_intra", "control_inter", "control_total"):
         assert table[metric].sum() == pytest.approx(paper[metric])
-    assert ratios.kinds(*frames([1, 0], [1, 1], []))["value"].isna().sum() == 20  # 0/0 of intra and inter
+    assert ratios.kinds(Counts(*frames([1, 0], [1, 1], [])))["value"].isna().sum() == 20  # 0/0 of intra and inter
 
 
 def test_tables_do_not_depend_on_the_order_of_the_rows(three):
     shuffled = [table.sample(frac=1, random_state=1) for table in three]
-    pd.testing.assert_frame_equal(ratios.cells(*three), ratios.cells(*shuffled))
-    pd.testing.assert_frame_equal(ratios.summary(*three), ratios.summary(*shuffled))
+    pd.testing.assert_frame_equal(ratios.cells(Counts(*three)), ratios.cells(Counts(*shuffled)))
+    pd.testing.assert_frame_equal(ratios.summary(Counts(*three)), ratios.summary(Counts(*shuffled)))
+
+
+def test_counts_without_some_matches_are_those_of_the_other_matches(three):
+    matches, prefixes, clients = three
+    first = np.arange(len(matches)) < 5
+    counts = Counts(*three)
+    counts.flag("strict")  # what was computed of all matches is taken over
+    fewer, other = counts.without(first), Counts(matches[~first], prefixes, clients)
+    pd.testing.assert_frame_equal(ratios.summary(fewer), ratios.summary(other))
+    pd.testing.assert_frame_equal(ratios.kinds(fewer), ratios.kinds(other))
+    assert ratios.summary(counts).equals(ratios.summary(Counts(*three)))  # the counts of all are as they were
+    untyped = Counts(*frames([2], [1], [(0, 0, 0, "paraphrase"), (0, 1, 0, "verbatim")]))
+    assert np.isnan(untyped.memorization("strict").total)
+    assert untyped.without([True, False]).memorization("strict").total == 0.5
+    with pytest.raises(MetricsError, match="left_out: got 2 values; expected one for each of the 10 matches"):
+        counts.without([True, False])
+
+
+def test_clients_and_their_training_rows_are_counted_from_the_partition():
+    rows = pd.DataFrame({"client": [1, 0, 1, 0, 2], "split": ["train", "train", "train", "test", "train"]})
+    assert training_rows(rows).to_dict("list") == {"client": [0, 1, 2], "n_train": [1, 2, 1]}
 
 
 @pytest.mark.parametrize(
@@ -280,11 +301,11 @@ def test_clear_errors(three, change, message):
 
 
 def test_clear_error_for_countings_and_confidence(three):
-    for compute in (memorization, lambda *tables, counting: ratios.cells(*tables, countings=[counting])):
+    for compute in (memorization, lambda *tables, counting: ratios.cells(Counts(*tables), countings=[counting])):
         with pytest.raises(MetricsError, match="counting: got 'loose'; expected one of paper, strict, verbatim"):
             compute(*three, counting="loose")
     with pytest.raises(ValueError, match="confidence: got 95"):
-        ratios.cells(*three, confidence=95)
+        ratios.cells(Counts(*three), confidence=95)
     with pytest.raises(MetricsError, match="column score, identical_sentence is missing"):
         memorization(three[0].drop(columns=["score", "identical_sentence"]), *three[1:], counting="strict")
 
@@ -307,5 +328,5 @@ def test_large_tables_are_quick():
     )
     clients = pd.DataFrame({"client": range(n_clients), "n_train": 1})
     start = time.perf_counter()
-    assert len(ratios.cells(matches, prefixes, clients)) == 6 * n_clients**2
+    assert len(ratios.cells(Counts(matches, prefixes, clients))) == 6 * n_clients**2
     assert time.perf_counter() - start < 20

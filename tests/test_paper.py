@@ -9,6 +9,7 @@ import yaml
 from faked_runs import finish
 from test_roads import REPOSITORY, fedmem
 
+from fedmem.analyze.counting import Counts
 from fedmem.report import sentences
 from fedmem.report.comparisons import Measured
 from fedmem.report.paper import findings, tables
@@ -130,12 +131,12 @@ def test_the_largest_family_that_is_otherwise_as_usual_is_taken():
     assert runs.family("prefix_tokens", task="classification") == {}
 
 
-def measured(hits, n=40):
+def measured(hits, n=40, prompted=(0, 1)):
     """A run of two clients: the first `hits` of client 0's prefixes match its own text."""
-    prefixes = pd.DataFrame([(f"p{j}-{i}", j) for j in range(2) for i in range(n)], columns=["prefix_id", "client"])
+    prefixes = pd.DataFrame([(f"p{j}-{i}", j) for j in prompted for i in range(n)], columns=["prefix_id", "client"])
     found = [(f"p0-{i}", 0, 0, True, "verbatim") for i in range(hits)]
     matches = pd.DataFrame(found, columns=["prefix_id", "prefix_client", "suffix_client", "member", "kind"])
-    return Measured.of(matches, prefixes, pd.DataFrame({"client": [0, 1], "n_train": 1}))
+    return Measured.of(Counts(matches, prefixes, pd.DataFrame({"client": [0, 1], "n_train": 1})))
 
 
 def cells(easier):
@@ -190,8 +191,7 @@ def test_a_trend_is_one_way_and_its_ends_differ():
     def said(*hits, without=None):
         runs = dict(zip(rows, map(measured, hits), strict=True))
         if without:  # a run that no prefix of client 1 was put to
-            values, clients = runs[without].values, runs[without].clients
-            runs[without] = Measured(values[values["client"] == 0].reset_index(drop=True), clients)
+            runs[without] = measured(hits[list(rows).index(without)], prompted=[0])
         table = findings.findings(parameters, runs, dict.fromkeys(runs, cells(0))).set_index("finding")
         return table.at["no clear trend with rounds", "here"]
 

@@ -14,6 +14,7 @@ import pytest
 
 from fedmem import detect
 from fedmem.analyze import ratios
+from fedmem.analyze.counting import Counts
 from fedmem.detect.pan.splitting import split_sentences
 
 CLIENTS, PREFIXES = 3, 200
@@ -118,7 +119,7 @@ def test_the_verbatim_matrix_is_the_planted_one(verbatim):
     np.testing.assert_allclose(found.matrix, RATES)
     assert found.intra == pytest.approx(np.diag(RATES).mean())
     assert found.total == pytest.approx(RATES.sum() / CLIENTS)
-    cells = ratios.cells(matches, prefixes, clients).query("member and counting == 'verbatim'")
+    cells = ratios.cells(Counts(matches, prefixes, clients)).query("member and counting == 'verbatim'")
     assert ((cells["low"] <= RATES.ravel()) & (RATES.ravel() <= cells["high"])).all()
 
 
@@ -135,7 +136,7 @@ def test_without_plants_nothing_is_verbatim(corpus):
     nothing = np.zeros((CLIENTS, PREFIXES, CLIENTS), bool)
     prefixes, suffixes, clients = write(corpus, nothing, two_sentences, seed=2)
     matches = measure((prefixes, suffixes, clients))
-    summary = ratios.summary(matches, prefixes, clients).query("counting == 'verbatim'").set_index("metric")
+    summary = ratios.summary(Counts(matches, prefixes, clients)).query("counting == 'verbatim'").set_index("metric")
     assert (summary.loc[["mr_intra", "mr_inter", "mr_total"], "value"] == 0).all()
     assert (summary.loc[["mr_intra", "mr_inter", "mr_total"], "high"] > 0).all()
 
@@ -146,7 +147,7 @@ def test_with_shuffled_labels_intra_and_inter_agree(verbatim):
     labels = pd.Series(rng.permutation(prefixes["client"].to_numpy()), index=prefixes["prefix_id"])
     shuffled = prefixes.assign(client=labels.to_numpy())
     moved = matches.assign(prefix_client=labels.loc[matches["prefix_id"]].to_numpy())
-    summary = ratios.summary(moved, shuffled, clients).query("counting == 'verbatim'").set_index("metric")
+    summary = ratios.summary(Counts(moved, shuffled, clients)).query("counting == 'verbatim'").set_index("metric")
     intra, inter = summary.loc["mr_intra"], summary.loc["mr_inter"]
     assert intra["low"] <= inter["high"]
     assert inter["low"] <= intra["high"]

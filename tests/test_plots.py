@@ -12,6 +12,7 @@ import seaborn
 from IPython.core.interactiveshell import InteractiveShell
 
 from fedmem.analyze import figures, ratios
+from fedmem.analyze.counting import Counts
 from fedmem.display.drawing import COLOURS, READABLE_CLIENTS, caption, save_figure
 from fedmem.partition import figures as partition_figures
 
@@ -25,7 +26,7 @@ def tables(n_clients, kind="verbatim", without=(), n=50):
     found += [(f"{j}-0", j, j, False, "verbatim") for j in owners]
     matches = pd.DataFrame(found, columns=["prefix_id", "prefix_client", "suffix_client", "member", "kind"])
     matches = matches.assign(score=np.nan, identical_sentence=False)
-    return matches, prefixes, pd.DataFrame({"client": range(n_clients), "n_train": 1})
+    return Counts(matches, prefixes, pd.DataFrame({"client": range(n_clients), "n_train": 1}))
 
 
 def words(axis):
@@ -39,10 +40,10 @@ def groups(n_clients):
 
 def every_figure(n_clients):
     measured = tables(n_clients)
-    summary = ratios.summary(*measured)
+    summary = ratios.summary(measured)
     runs = pd.concat([summary.assign(run=name) for name in ("fedavg", "central")])
     return [
-        figures.matrix(ratios.cells(*measured)),
+        figures.matrix(ratios.cells(measured)),
         figures.aggregates(summary),
         figures.aggregates(runs, "verbatim"),
         partition_figures.groups(groups(n_clients)),
@@ -50,7 +51,7 @@ def every_figure(n_clients):
 
 
 def test_every_finite_cell_carries_its_number():
-    cells = ratios.cells(*tables(3))
+    cells = ratios.cells(tables(3))
     figure = figures.matrix(cells, "paper")
     members, control = figure.axes[:2]
     for axis, member in ((members, True), (control, False)):
@@ -75,25 +76,25 @@ def test_every_finite_cell_carries_its_number():
 
 
 def test_an_undefined_cell_says_so_and_is_not_zero():
-    cells = ratios.cells(*tables(3, without=[1]))
+    cells = ratios.cells(tables(3, without=[1]))
     labels = words(figures.matrix(cells).axes[0])
     assert labels.count("n/a") == 3
     assert sum(label != "n/a" for label in labels) == 6
-    undefined = ratios.cells(*tables(3, kind="paraphrase"))
+    undefined = ratios.cells(tables(3, kind="paraphrase"))
     assert words(figures.matrix(undefined, "strict").axes[0]) == ["n/a"] * 9
 
 
 def test_members_and_control_share_one_scale():
-    figure = figures.matrix(ratios.cells(*tables(3)))
+    figure = figures.matrix(ratios.cells(tables(3)))
     limits = [axis.collections[0].get_clim() for axis in figure.axes[:2]]
     assert limits[0] == limits[1] == pytest.approx((0, 8))
-    nothing = tables(2)
-    nothing = (nothing[0].iloc[:0], *nothing[1:])
-    assert figures.matrix(ratios.cells(*nothing)).axes[0].collections[0].get_clim() == (0, 1)  # not 0 to 0
+    some = tables(2)
+    nothing = some.without(np.ones(len(some.matches)))
+    assert figures.matrix(ratios.cells(nothing)).axes[0].collections[0].get_clim() == (0, 1)  # not 0 to 0
 
 
 def test_matrices_beside_each_other_share_a_top_and_say_whose_they_are():
-    cells = ratios.cells(*tables(3))
+    cells = ratios.cells(tables(3))
     figure = figures.matrix(cells, "verbatim", top=0.94, run="central")
     assert [axis.collections[0].get_clim() for axis in figure.axes[:2]] == [(0, 94), (0, 94)]
     assert figure.get_suptitle() == "central: MR(j→k), verbatim counting"
@@ -105,7 +106,7 @@ def test_matrices_beside_each_other_share_a_top_and_say_whose_they_are():
 
 @pytest.mark.parametrize("n_clients", [READABLE_CLIENTS, READABLE_CLIENTS + 1, 100])
 def test_a_large_matrix_stays_readable(n_clients):
-    axis = figures.matrix(ratios.cells(*tables(n_clients, n=5))).axes[0]
+    axis = figures.matrix(ratios.cells(tables(n_clients, n=5))).axes[0]
     assert len(words(axis)) == (n_clients**2 if n_clients <= READABLE_CLIENTS else 0)
     assert not any("–" in label for label in words(axis))  # too narrow for intervals
     assert len(axis.get_xticklabels()) <= READABLE_CLIENTS
@@ -115,7 +116,7 @@ def test_a_large_matrix_stays_readable(n_clients):
 
 def test_aggregates_draw_values_and_intervals_of_member_and_control():
     measured = tables(3)
-    summary = ratios.summary(*measured)
+    summary = ratios.summary(measured)
     figure = figures.aggregates(summary)
     assert [axis.get_title("left") for axis in figure.axes] == ["MR_intra", "MR_inter", "MR_total"]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["paper", "strict", "verbatim"]
@@ -128,7 +129,7 @@ def test_aggregates_draw_values_and_intervals_of_member_and_control():
 
 
 def test_aggregates_of_runs_show_one_counting_and_name_what_is_undefined():
-    summary = ratios.summary(*tables(1))  # one client: no inter
+    summary = ratios.summary(tables(1))  # one client: no inter
     runs = pd.concat([summary.assign(run="fedavg"), summary.assign(run="central")])
     figure = figures.aggregates(runs, "verbatim")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fedavg", "central"]
@@ -153,9 +154,9 @@ def test_many_groups_stand_in_their_clients_order_with_a_name_here_and_there():
 
 
 def test_a_missing_control_says_so():
-    matches, prefixes, clients = tables(3)
+    some, clients = tables(3), pd.DataFrame({"client": range(3), "n_train": 1})
     suffixes = pd.DataFrame({"client": range(3), "member": True})
-    axes = figures.matrix(ratios.cells(matches[matches["member"]], prefixes, clients, suffixes=suffixes)).axes
+    axes = figures.matrix(ratios.cells(Counts(some.matches[some.member], some.prefixes, clients, suffixes))).axes
     assert axes[1].get_title("left") == "control: there are no held-out texts"
     assert words(axes[1]) == ["n/a"] * 9
     assert "n/a" not in words(axes[0])
@@ -221,10 +222,10 @@ def test_the_colours_are_seaborns():
 
 
 def test_clear_errors():
-    cells = ratios.cells(*tables(2), countings=["verbatim"])
+    cells = ratios.cells(tables(2), countings=["verbatim"])
     with pytest.raises(ValueError, match="counting: got 'paper'; cells has only verbatim"):
         figures.matrix(cells)
     with pytest.raises(ValueError, match="counting: got 'loose'"):
         figures.matrix(cells, "loose")
     with pytest.raises(ValueError, match="counting: got 'loose', which summary lacks; expected one of"):
-        figures.aggregates(ratios.summary(*tables(2)), "loose")
+        figures.aggregates(ratios.summary(tables(2)), "loose")

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from fedmem.analyze import exclusions, extracted_text, figures, ratios
+from fedmem.analyze.counting import Counts
 from fedmem.analyze.exclusions import EXCLUSIONS
 from fedmem.corpus.lengths import measurable
 from fedmem.report import figures as report_figures
@@ -15,7 +16,7 @@ NAN = float("nan")
 
 
 @pytest.fixture(scope="module")
-def tables():
+def counts():
     """Three clients of 20 prefixes; the first 5 of each match its own suffixes verbatim, 2 of client 0 client 1's."""
     ids = [(j, i) for j in range(3) for i in range(20)]
     prefixes = pd.DataFrame(
@@ -31,15 +32,15 @@ def tables():
     columns = ["prefix_id", "prefix_client", "suffix_id", "suffix_client", "member", "kind", "detections"]
     matches = pd.DataFrame(found, columns=columns).assign(score=NAN, identical_sentence=False)
     clients = pd.DataFrame({"client": range(3), "n_train": 1})
-    return matches, prefixes, clients, pd.concat([suffixes, held], ignore_index=True)
+    return Counts(matches, prefixes, clients, pd.concat([suffixes, held], ignore_index=True))
 
 
 def words(axis):
     return [text.get_text() for text in axis.texts if text.get_text()]
 
 
-def test_excess_is_drawn_with_its_interval_and_a_line_at_0(tables):
-    summary = ratios.summary(*tables[:3], suffixes=tables[3])
+def test_excess_is_drawn_with_its_interval_and_a_line_at_0(counts):
+    summary = ratios.summary(counts)
     axes = figures.excess(summary).axes
     rows = summary[summary["metric"] == "excess_intra"]
     bars = axes[0].containers[0]
@@ -49,8 +50,8 @@ def test_excess_is_drawn_with_its_interval_and_a_line_at_0(tables):
     assert [label.get_text() for label in axes[0].get_yticklabels()] == ["paper", "strict", "verbatim"]
 
 
-def test_kinds_are_stacked_and_undefined_ones_say_so(tables):
-    table = ratios.kinds(*tables[:3], tables[3])
+def test_kinds_are_stacked_and_undefined_ones_say_so(counts):
+    table = ratios.kinds(counts)
     axis = figures.kinds(table).axes[0]
     verbatim, idea = axis.containers
     # verbatim 5 of 20 each; idea 2 of 20 of client 0 with one of two others: ⅓ · 0.1 · ½
@@ -64,8 +65,8 @@ def test_kinds_are_stacked_and_undefined_ones_say_so(tables):
     assert labels == ["b", "b, control", "a", "a, control"]
 
 
-def test_every_finite_cell_of_the_extracted_matrix_carries_its_number(tables):  # B13
-    table = extracted_text.extracted(tables[0], tables[3])
+def test_every_finite_cell_of_the_extracted_matrix_carries_its_number(counts):  # B13
+    table = extracted_text.extracted(counts.matches, counts.suffixes)
     axis = figures.extracted(table).axes[0]
     # 5 suffixes of 20, 60 of 100 characters each: 15 %
     assert words(axis) == ["15", "0", "0", "0", "15", "0", "0", "0", "15"]
@@ -73,9 +74,9 @@ def test_every_finite_cell_of_the_extracted_matrix_carries_its_number(tables):  
     assert words(figures.extracted(holes).axes[0]).count("n/a") == 3
 
 
-def test_exclusions_and_settling_are_drawn(tables):
-    marked = tables[0].assign(own=True, shared=False, incoherent=False)
-    summaries = exclusions.summaries(marked, *tables[1:3], suffixes=tables[3])
+def test_exclusions_and_settling_are_drawn(counts):
+    marked = counts.matches.assign(own=True, shared=False, incoherent=False)
+    summaries = exclusions.summaries(counts, marked)
     axis = figures.excluded(summaries).axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == list(EXCLUSIONS)
     assert axis.get_ylabel() == "left out"
@@ -89,11 +90,11 @@ def test_exclusions_and_settling_are_drawn(tables):
     assert axis.get_ylabel() == ""
 
 
-def test_measurable_and_rows_have_a_bar_each(tables):
-    shares = measurable(tables[1], tables[3], min_match_chars=90)
+def test_measurable_and_rows_have_a_bar_each(counts):
+    shares = measurable(counts.prefixes, counts.suffixes, min_match_chars=90)
     groups = figures.measurable(shares).axes[0].containers
     assert [[bar.get_height() for bar in group] for group in groups] == [[0] * 3, [100] * 3, [100] * 3]
-    rows = extracted_text.by_row(tables[0], tables[3])
+    rows = extracted_text.by_row(counts.matches, counts.suffixes)
     own, others = figures.by_row(rows).axes[0].containers
     assert [bar.get_height() for bar in own] == [15]
     assert [bar.get_height() for bar in others] == [0]
@@ -130,8 +131,8 @@ def test_a_names_effect_is_points_and_lines_tell_other_parameters_apart():
     assert {"dialog", "qa"} <= labels
 
 
-def test_suffix_clients_have_a_mark_for_each_prefix_client(tables):
-    cells = ratios.cells(*tables[:3], suffixes=tables[3])
+def test_suffix_clients_have_a_mark_for_each_prefix_client(counts):
+    cells = ratios.cells(counts)
     axis = report_figures.suffix_clients(cells, "paper").axes[0]
     assert len(axis.containers) == 9
     heights = sorted(float(bars.lines[0].get_ydata()[0]) for bars in axis.containers)

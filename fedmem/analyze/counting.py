@@ -1,12 +1,13 @@
 """The tables of one measurement, checked once and turned into positions, so that every count is a few array operations.
 
-What a match is under each counting is defined here, and which prefix hit which client; ratios and intervals made of
-that
-are in `fedmem.analyze.ratios` and its neighbours. This module sees no text and draws nothing.
+What a match is under each counting is defined here, which prefix hit which client, and how hits become the matrix and
+its aggregates; intervals and tables made of that are in `fedmem.analyze.ratios` and its neighbours. This module sees no
+text and draws nothing.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,8 @@ def is_match(matches: pd.DataFrame, counting: str = "paper") -> pd.Series:
     matches: kind; for strict also score, identical_sentence. counting: paper, strict or verbatim.
     Raises MetricsError for an unknown counting or kind, or a missing column.
     """
-    check_counting(counting)
+    if counting not in COUNTINGS:
+        raise MetricsError(f"counting: got {counting!r}; expected one of {', '.join(COUNTINGS)}")
     require_columns(matches, ["kind", *(["score", "identical_sentence"] if counting == "strict" else [])], "matches")
     codes, known = pd.factorize(matches["kind"])  # −1: null
     unknown = sorted(set(known) - set(KINDS))
@@ -70,9 +72,16 @@ def is_match(matches: pd.DataFrame, counting: str = "paper") -> pd.Series:
 class Counts:
     """One run's matches by position: which sampled prefix hit which client, under any counting.
 
-    matches, prefixes, clients, suffixes: as in `ratios.memorization`.
-    Attributes: clients, in ascending order; weights, their shares of all training rows; owner, the position of each
-    prefix's client; n, the number of prefixes of each client.
+    Every table of an analysis is made from one Counts, so that its tables are checked once.
+
+    matches: prefix_id, prefix_client, suffix_client, member, kind; for strict also score, identical_sentence.
+    prefixes: prefix_id, client; one row for each sampled prefix (the denominator).
+    clients: client, n_train (training rows, ≥ 0); one row for each client, as `training_rows` returns it.
+    suffixes: client, member; when given, a client without sampled suffixes of a membership has no count of it, not 0.
+
+    Attributes: the tables; clients, in ascending order; weights, their shares of all training rows; owner, the position
+    of each prefix's client; n, the number of prefixes of each client; of each match: prefix and target, the positions
+    of its prefix and of its suffix client, member, and untyped.
     Raises MetricsError when a column is missing, a client or prefix is unknown or doubled, or a value is not valid.
     """
 
@@ -86,9 +95,9 @@ class Counts:
         require_columns(matches, ["prefix_id", "prefix_client", "suffix_client", "member", "kind"], "matches")
         require_columns(prefixes, ["prefix_id", "client"], "prefixes")
         self.clients, self.weights = _client_weights(clients)
+        self.matches, self.prefixes, self.suffixes = matches, prefixes, suffixes
         self.owner = _positions(prefixes["client"], self.clients, "prefixes, column client")
         self.n = np.bincount(self.owner, minlength=len(self.clients))
-        self.matches = matches
         # only checked: the prefix determines its client
         _positions(matches["prefix_client"], self.clients, "matches, column prefix_client")
         self.target = _positions(matches["suffix_client"], self.clients, "matches, column suffix_client")
@@ -97,20 +106,44 @@ class Counts:
             raise MetricsError("matches, column member: a value is missing; expected True or False")
         self.member = matches["member"].to_numpy(dtype=bool)
         self.untyped = matches["kind"].isin([UNTYPED]).to_numpy()
-        self.probed = {side: self._probed(suffixes, side) for side in (True, False)}
+        self._probed = {side: self._clients_with_suffixes(side) for side in (True, False)}
         # caches: the tables and intervals of one measurement use the same counting many times
         self._flags: dict[str, np.ndarray] = {}
         self._pairs: dict[tuple[str, bool], tuple[np.ndarray, np.ndarray]] = {}
 
+    def without(self, left_out: np.ndarray) -> Counts:
+        """Return the counts of fewer matches; prefixes (the denominator), clients and suffixes stay.
+
+        left_out: booleans, one for each row of `matches`. Raises MetricsError when they are of another number.
+        """
+        if len(left_out) != len(self.matches):
+            expected = f"expected one for each of the {len(self.matches)} matches, in their order"
+            raise MetricsError(f"left_out: got {len(left_out)} values; {expected}")
+        kept, fewer = ~np.asarray(left_out, dtype=bool), copy.copy(self)
+        fewer.matches = self.matches[kept]
+        for name in ("prefix", "target", "member", "untyped"):
+            setattr(fewer, name, getattr(self, name)[kept])
+        fewer._flags, fewer._pairs = {name: flag[kept] for name, flag in self._flags.items()}, {}
+        return fewer
+
+    def flag(self, counting: str) -> np.ndarray:
+        """Return which matches count, as `is_match`."""
+        if counting not in self._flags:
+            self._flags[counting] = is_match(self.matches, counting).to_numpy()
+        return self._flags[counting]
+
     def pairs(self, counting: str, member: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return (prefix, suffix client) of every hit, by position, each pair once: ten matches are one hit."""
+        """Return (prefix, suffix client) of every hit, by position, in order of prefix."""
         if (counting, member) not in self._pairs:
-            counted, size = (self.member == member) & self.flag(counting), len(self.clients)
-            hit = np.zeros(len(self.owner) * size, dtype=bool)
-            # one flag per pair removes repeats and sorts by prefix, without a sort
-            hit[self.prefix[counted] * size + self.target[counted]] = True
-            self._pairs[counting, member] = np.divmod(np.flatnonzero(hit), size)
+            self._pairs[counting, member] = self.distinct_pairs((self.member == member) & self.flag(counting))
         return self._pairs[counting, member]
+
+    def distinct_pairs(self, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (prefix, suffix client) of the matches that are `counted`, each pair once: ten matches are one hit."""
+        hit, size = np.zeros(len(self.owner) * len(self.clients), dtype=bool), len(self.clients)
+        # one flag per pair removes repeats and sorts by prefix, without a sort
+        hit[self.prefix[counted] * size + self.target[counted]] = True
+        return np.divmod(np.flatnonzero(hit), size)
 
     def undefined(self, counting: str, member: bool) -> np.ndarray:
         """Return which suffix clients have no count: those without sampled suffixes, or all of them.
@@ -119,20 +152,25 @@ class Counts:
         """
         # an untyped candidate may or may not be a strict match, so no ratio is known
         everywhere = counting == "strict" and bool((self.untyped & (self.member == member)).any())
-        return ~self.probed[member] | everywhere
+        return ~self._probed[member] | everywhere
 
-    def memorization(self, counting: str, member: bool) -> Memorization:
-        """Return the memorization matrix and its aggregates."""
-        size = len(self.clients)
+    def memorization(self, counting: str = "paper", member: bool = True) -> Memorization:
+        """Return the memorization matrix and its aggregates, as `ratios.memorization`."""
         prefix, target = self.pairs(counting, member)
+        return self.of_hits(prefix, target, prefixes_hit(prefix), counting, member)
+
+    def of_hits(self, prefix: np.ndarray, target: np.ndarray, n_hit: int, counting: str, member: bool) -> Memorization:
+        """Return the matrix and the aggregates of some of the hits.
+
+        prefix, target: positions of the prefix and of the suffix client of each hit, each pair once.
+        n_hit: number of prefixes that count in the total. counting, member: where these hits come from.
+        """
+        size, undefined = len(self.clients), self.undefined(counting, member)
         hits = np.bincount(self.owner[prefix] * size + target, minlength=size * size).reshape(size, size)
         with np.errstate(invalid="ignore"):
             matrix = hits / self.n[:, None]  # 0/0 is NaN; a client without prefixes has no hits
-        undefined = self.undefined(counting, member)
         matrix[:, undefined] = np.nan
-        nothing = not len(self.owner) or undefined.all()
-        # the hits are in order of prefix, so each change is a new prefix
-        total = np.nan if nothing else np.count_nonzero(np.diff(prefix, prepend=-1)) / len(self.owner)
+        total = np.nan if undefined.all() or not len(self.owner) else n_hit / len(self.owner)
         intra, inter = (weighted_sum(part, self.weights) for part in (np.diag(matrix), means_of_others(matrix)))
         return Memorization(matrix, intra, inter, total, hits, self.n, self.clients, counting, member)
 
@@ -163,19 +201,23 @@ class Counts:
         """Return the weight of each client in an aggregate: its share of training rows, or of prefixes in `total`."""
         return self.n / self.n.sum() if part == "total" and self.n.sum() else self.weights
 
-    def flag(self, counting: str) -> np.ndarray:
-        """Return which matches count, as `is_match`."""
-        if counting not in self._flags:
-            self._flags[counting] = is_match(self.matches, counting).to_numpy()
-        return self._flags[counting]
-
-    def _probed(self, suffixes: pd.DataFrame | None, member: bool) -> np.ndarray:
+    def _clients_with_suffixes(self, member: bool) -> np.ndarray:
         """Return which clients have suffixes of this membership; all of them without the table."""
-        if suffixes is None:
+        if self.suffixes is None:
             return np.ones(len(self.clients), dtype=bool)
-        require_columns(suffixes, ["client", "member"], "suffixes")
-        side = suffixes.loc[suffixes["member"].to_numpy(dtype=bool) == member, "client"]
+        require_columns(self.suffixes, ["client", "member"], "suffixes")
+        side = self.suffixes.loc[self.suffixes["member"].to_numpy(dtype=bool) == member, "client"]
         return np.bincount(_positions(side, self.clients, "suffixes, column client"), minlength=len(self.clients)) > 0
+
+
+def training_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Count each client's training rows: client, n_train. rows: the partition table, with client and split."""
+    return rows[rows["split"] == "train"].groupby("client").size().rename("n_train").reset_index()
+
+
+def prefixes_hit(prefix: np.ndarray) -> int:
+    """Return the number of different prefixes among those of hits, which are in order of prefix."""
+    return np.count_nonzero(np.diff(prefix, prepend=-1))
 
 
 def means_of_others(matrix: np.ndarray) -> np.ndarray:
@@ -234,12 +276,6 @@ def _sampled(matches: pd.DataFrame, prefixes: pd.DataFrame) -> np.ndarray:
             "give the `prefixes` table of the same generate stage"
         )
     return positions.astype(np.int64)
-
-
-def check_counting(counting: str) -> None:
-    """Raise MetricsError when a counting is unknown."""
-    if counting not in COUNTINGS:
-        raise MetricsError(f"counting: got {counting!r}; expected one of {', '.join(COUNTINGS)}")
 
 
 def require_columns(frame: pd.DataFrame, columns: list[str], name: str) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from fedmem.analyze import ratios
-from fedmem.analyze.counting import MetricsError, require_columns
+from fedmem.analyze.counting import Counts, MetricsError, require_columns
 from fedmem.analyze.ratios import SUMMARY
 from fedmem.corpus.word_runs import RUN_WORDS, WORD, run_numbers
 
@@ -88,41 +88,32 @@ def mark(
     )
 
 
-def without(marked: pd.DataFrame, excluded: str) -> pd.DataFrame:
-    """Return the matches of `mark` that remain under `excluded`, a key of EXCLUSIONS.
+def left_out(marked: pd.DataFrame, excluded: str) -> np.ndarray:
+    """Return which matches of `mark` are left out under `excluded`, a key of EXCLUSIONS.
 
     Raises MetricsError when `excluded` is unknown or a column is missing.
     """
     if excluded not in EXCLUSIONS:
         raise MetricsError(f"excluded: got {excluded!r}; expected one of {', '.join(map(repr, EXCLUSIONS))}")
-    require_columns(marked, EXCLUSIONS[excluded], "matches")
-    gone = np.zeros(len(marked), dtype=bool)
-    for column in EXCLUSIONS[excluded]:
-        gone |= marked[column].to_numpy(dtype=bool)
-    return marked[~gone]
+    columns = list(EXCLUSIONS[excluded])
+    require_columns(marked, columns, "matches")
+    return marked[columns].to_numpy(dtype=bool).any(axis=1)
 
 
-def summaries(
-    marked: pd.DataFrame,
-    prefixes: pd.DataFrame,
-    clients: pd.DataFrame,
-    confidence: float = 0.95,
-    suffixes: pd.DataFrame | None = None,
-) -> pd.DataFrame:
+def summaries(counts: Counts, marked: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Compute `ratios.summary` under every exclusion, with the column `excluded` first.
 
-    marked: the result of `mark`.
-    prefixes, clients, suffixes: tables for `ratios.summary`, the same under every exclusion.
+    counts: the run's counts; its prefixes are the denominator under every exclusion.
+    marked: the result of `mark` for the matches of `counts`, in their order.
     confidence: coverage of the intervals, between 0 and 1.
 
-    The denominator is always all prefixes. Raises MetricsError and ValueError like `ratios.summary`.
+    Raises MetricsError and ValueError like `ratios.summary`.
     """
     parts = [
-        ratios.summary(without(marked, excluded), prefixes, clients, confidence, suffixes).assign(excluded=excluded)
+        ratios.summary(counts.without(left_out(marked, excluded)), confidence).assign(excluded=excluded)
         for excluded in EXCLUSIONS
     ]
-    table = pd.concat(parts, ignore_index=True)
-    return table[["excluded", *SUMMARY]]
+    return pd.concat(parts, ignore_index=True)[["excluded", *SUMMARY]]
 
 
 def _repetition(text: str) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """The memorization matrix, its aggregates and their intervals.
 
-All functions take and return data frames: tables of matches, prefixes and clients.
+The functions take the counts of one run (`fedmem.analyze.counting.Counts`) and return data frames.
 
 Definitions (DESIGN, and section 3 of the paper). A prefix of client j hits client k when its continuation matches at
 least one sampled suffix of client k; ten matches with the same client are one hit. With n_j sampled prefixes of client
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from fedmem.analyze.counting import Counts, Memorization, check_counting, means_of_others, weighted_sum
+from fedmem.analyze.counting import Counts, Memorization, means_of_others
 from fedmem.analyze.intervals import effective_prefixes, holm, mcnemar, paired_difference, tango, wilson
 from fedmem.config.vocabulary import COUNTINGS, KINDS, PARTS
 
@@ -34,6 +34,7 @@ EXCESS = [
     "p_value", "p_holm",
 ]  # fmt: skip
 SUMMARY = ["metric", "counting", "value", "low", "high", "n"]
+MEASURES = {"mr": True, "control": False}  # name: whether its suffixes were trained on
 
 
 def memorization(
@@ -47,114 +48,84 @@ def memorization(
 ) -> Memorization:
     """The memorization matrix and its aggregates.
 
-    matches: prefix_id, prefix_client, suffix_client, member, kind; for strict also score, identical_sentence.
-    prefixes: prefix_id, client; one row for each sampled prefix (the denominator).
-    clients: client, n_train (training rows, ≥ 0); one row for each client.
+    matches, prefixes, clients, suffixes: the tables of one measurement, as `Counts` takes them.
     counting: "paper" counts any kind that is not null; "verbatim" that kind alone; "strict" verbatim matches, and
         paraphrase candidates, recorded or not, whose best sentence pair is identical or scores above 0.5. A single
         candidate of kind "paraphrase" (untyped) leaves strict undefined, so all values are NaN.
     member: True counts suffixes that were trained on, False the held-out ones (the control).
-    suffixes: client, member; when given, a client without sampled suffixes of that membership gives NaN, not 0.
     Raises MetricsError when a column is missing, a counting or client is unknown, or a match's prefix was not sampled.
     """
-    check_counting(counting)
     return Counts(matches, prefixes, clients, suffixes).memorization(counting, member)
 
 
-def cells(
-    matches: pd.DataFrame,
-    prefixes: pd.DataFrame,
-    clients: pd.DataFrame,
-    confidence: float = 0.95,
-    suffixes: pd.DataFrame | None = None,
-    countings: Iterable[str] = COUNTINGS,
-) -> pd.DataFrame:
+def cells(counts: Counts, confidence: float = 0.95, countings: Iterable[str] = COUNTINGS) -> pd.DataFrame:
     """One row for each prefix client, suffix client, membership and counting: the `cells` table.
 
     ratio = hits / n with its Wilson interval (Wilson 1927), [low, high] within 0 … 1; hits is NaN where undefined.
-    matches, prefixes, clients, suffixes: as in `memorization`.
+    counts: the matches of one run.
     confidence: coverage of the intervals, between 0 and 1.
     countings: the countings to compute, among COUNTINGS.
-    Raises MetricsError as `memorization` does.
+    Raises MetricsError when a counting is unknown or strict lacks its columns.
     """
-    counts, parts = Counts(matches, prefixes, clients, suffixes), []
-    for member in (True, False):
-        for counting in countings:
-            check_counting(counting)
-            parts.append(_cells(counts.memorization(counting, member), confidence))
+    parts = [
+        _cells(counts.memorization(counting, member), confidence) for member in (True, False) for counting in countings
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
-def excess(
-    matches: pd.DataFrame,
-    prefixes: pd.DataFrame,
-    clients: pd.DataFrame,
-    confidence: float = 0.95,
-    suffixes: pd.DataFrame | None = None,
-    countings: Iterable[str] = COUNTINGS,
-) -> pd.DataFrame:
+def excess(counts: Counts, confidence: float = 0.95, countings: Iterable[str] = COUNTINGS) -> pd.DataFrame:
     """MR(j→k) − control(j→k), a row for each prefix client, suffix client and counting: columns EXCESS.
 
     only_member: prefixes of j that hit k's member suffixes and none of its held-out ones; only_control: the reverse.
     excess = (only_member − only_control) / n with Tango's interval (1998), in −1 … 1; p_value: McNemar's exact test of
     the hypothesis of no excess; p_holm: the p-value adjusted by Holm over the cells of one counting. All are NaN where
     MR or control is undefined.
-    matches, prefixes, clients, confidence, suffixes, countings: as in `cells`.
-    Raises MetricsError as `memorization` does.
+    counts, confidence, countings: as in `cells`.
+    Raises MetricsError as `cells` does.
     """
-    counts, parts = Counts(matches, prefixes, clients, suffixes), []
-    for counting in countings:
-        check_counting(counting)
-        parts.append(_excess_cells(counts, counting, confidence))
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat([_excess_cells(counts, counting, confidence) for counting in countings], ignore_index=True)
 
 
-def summary(
-    matches: pd.DataFrame,
-    prefixes: pd.DataFrame,
-    clients: pd.DataFrame,
-    confidence: float = 0.95,
-    suffixes: pd.DataFrame | None = None,
-    countings: Iterable[str] = COUNTINGS,
-) -> pd.DataFrame:
+def summary(counts: Counts, confidence: float = 0.95, countings: Iterable[str] = COUNTINGS) -> pd.DataFrame:
     """One row for each aggregate and counting: mr_…, control_… (held-out suffixes), excess_… (their difference).
 
     n is the number of sampled prefixes. The intervals of mr and control are Wilson's with an effective number of
     prefixes (`intervals.effective_prefixes`), those of excess Tango's (`intervals.paired_difference`): all keep a
     positive width at 0 hits. They cover the sampling of prefixes for one trained model; the variation between trainings
     shows only between seeds.
-    matches, prefixes, clients, confidence, suffixes, countings: as in `cells`.
-    Raises MetricsError as `memorization` does.
+    counts, confidence, countings: as in `cells`.
+    Raises MetricsError as `cells` does.
     """
-    counts, rows = Counts(matches, prefixes, clients, suffixes), []
+    rows = []
     for counting in countings:
-        check_counting(counting)
-        for name, member in (("mr", True), ("control", False)):
+        for name, member in MEASURES.items():
             rows += _aggregates(counts, counts.memorization(counting, member), name, confidence)
         rows += _excesses(counts, counting, confidence)
     return pd.DataFrame(rows, columns=SUMMARY)
 
 
-def kinds(
-    matches: pd.DataFrame,
-    prefixes: pd.DataFrame,
-    clients: pd.DataFrame,
-    suffixes: pd.DataFrame | None = None,
-) -> pd.DataFrame:
+def kinds(counts: Counts) -> pd.DataFrame:
     """The hits by kind: metric (mr_intra … control_total), kind, value (share of prefixes), n.
 
     A prefix counts once for a client (for total: once), as the first of verbatim, paraphrase_high, paraphrase_low,
     paraphrase (untyped), idea among its matches there. The kinds therefore sum to the ratio of paper counting.
-    matches, prefixes, clients, suffixes: as in `memorization`.
-    Raises MetricsError as `memorization` does.
+    counts: the matches of one run.
     """
-    counts, rows = Counts(matches, prefixes, clients, suffixes), []
-    for name, member in (("mr", True), ("control", False)):
+    rows, size = [], len(counts.clients)
+    for name, member in MEASURES.items():
         # KINDS is in order of precedence, so the least index is the kind that counts
         first = _first_kinds(counts, member)
         best = first.min(axis=1, initial=len(KINDS))
-        values = {kind: _shares(counts, first == place, best == place, member) for place, kind in enumerate(KINDS)}
-        rows += [(f"{name}_{part}", kind, values[kind][part], int(counts.n.sum())) for part in PARTS for kind in KINDS]
+        shares = [
+            counts.of_hits(*np.divmod(np.flatnonzero(first == place), size), (best == place).sum(), "paper", member)
+            for place in range(len(KINDS))
+        ]
+        for part in PARTS:
+            # total is not intra + inter: a prefix counts once, however many clients it hits
+            values = [getattr(share, part) for share in shares]
+            rows += [
+                (f"{name}_{part}", kind, value, len(counts.owner)) for kind, value in zip(KINDS, values, strict=True)
+            ]
     return pd.DataFrame(rows, columns=["metric", "kind", "value", "n"])
 
 
@@ -253,16 +224,3 @@ def _first_kinds(counts: Counts, member: bool) -> np.ndarray:
     # ufunc.at, because a pair occurs several times and plain indexed assignment would keep only the last
     np.minimum.at(first, counts.prefix[chosen] * size + counts.target[chosen], order[chosen].astype(np.int8))
     return first.reshape(len(counts.owner), size)
-
-
-def _shares(counts: Counts, hit: np.ndarray, any_hit: np.ndarray, member: bool) -> dict[str, float]:
-    """intra and inter from `hit` (prefixes × clients), total from `any_hit` (prefixes), as shares of prefixes."""
-    size = len(counts.clients)
-    with np.errstate(invalid="ignore"):  # a client without prefixes gives 0/0 = NaN, as documented above
-        matrix = np.stack([np.bincount(counts.owner, column, size) for column in hit.T], axis=1) / counts.n[:, None]
-    undefined = counts.undefined("paper", member)
-    matrix[:, undefined] = np.nan
-    # total is not intra + inter: a prefix counts once, however many clients it hits
-    total = np.nan if undefined.all() or not len(hit) else float(any_hit.mean())
-    inter = weighted_sum(means_of_others(matrix), counts.weights)
-    return {"intra": weighted_sum(np.diag(matrix), counts.weights), "inter": inter, "total": total}

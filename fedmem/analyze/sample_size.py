@@ -1,7 +1,7 @@
 """How the estimate settles: the ratio that fewer sampled prefixes, or fewer sampled suffixes, would have given.
 
 More prefixes narrow the interval of the same share; more suffixes raise the share itself, since a continuation can
-match only what was sampled. Functions take and return tables; the draws are seeded.
+match only what was sampled. The draws are seeded.
 """
 
 from __future__ import annotations
@@ -9,50 +9,48 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fedmem.analyze.counting import Counts, require_columns
+from fedmem.analyze.counting import Counts, MetricsError, prefixes_hit, require_columns, weighted_sum
 from fedmem.config.vocabulary import PARTS
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
+UNKNOWN = (np.nan,) * len(PARTS)
 
 
 def ratio_by_sample_size(
-    matches: pd.DataFrame,
-    prefixes: pd.DataFrame,
-    clients: pd.DataFrame,
-    suffixes: pd.DataFrame,
-    counting: str = "verbatim",
-    shares: tuple[float, ...] = SHARES,
-    draws: int = 20,
-    seed: int = 0,
+    counts: Counts, counting: str = "verbatim", shares: tuple[float, ...] = SHARES, draws: int = 20, seed: int = 0
 ) -> pd.DataFrame:
     """Compute MR on random parts of the sample.
 
     Each client's prefixes, then its member suffixes, are drawn without replacement. With fewer suffixes, those ranked
     lower would become candidates; the retrieval is not repeated here, so the values for few suffixes are lower bounds.
-    matches, prefixes, clients: as in `ratios.memorization`.
-    suffixes: suffix_id, client, member; a row per sampled suffix.
+    counts: the matches of one run, with suffix_id in its tables of matches and suffixes.
     counting: paper, strict or verbatim.
     shares: shares of the sample to keep, each in 0 … 1; at least one of each client's prefixes (suffixes) is kept.
     draws: number of draws for each share below 1, ≥ 1.
     seed: seed of the draws, an integer ≥ 0.
     Returns columns fewer (prefixes | suffixes), share, metric, n (prefixes or suffixes that are kept in all), value
     (the mean over draws), low and high (their smallest and largest); NaN where undefined.
-    Raises MetricsError when a column is missing or tables do not fit together.
+    Raises MetricsError when the suffixes or a column are missing.
     """
-    require_columns(suffixes, ["suffix_id", "client", "member"], "suffixes")
+    if counts.suffixes is None:
+        raise MetricsError("suffixes: got None; expected the `suffixes` table of the generate stage")
+    require_columns(counts.suffixes, ["suffix_id", "client", "member"], "suffixes")
     # held-out suffixes belong to the control, which MR does not include
-    members = suffixes[suffixes["member"].to_numpy(dtype=bool)]
-    counts = Counts(matches, prefixes, clients, suffixes)
-    counted = (counts.member & counts.flag(counting)).nonzero()[0]
-    suffix = pd.Index(members["suffix_id"]).get_indexer(matches["suffix_id"].iloc[counted])
-    hits = _Hits(counts, counted, suffix, bool(counts.undefined(counting, True).any()))
-    # One generator for all parts in a fixed order: the result depends on the seed and on `shares` as a whole.
-    rng, rows = np.random.default_rng(seed), []
-    for fewer, owner in (("prefixes", counts.owner), ("suffixes", pd.factorize(members["client"])[0])):
+    members = counts.suffixes[counts.suffixes["member"].to_numpy(dtype=bool)]
+    counted = counts.without(~(counts.member & counts.flag(counting)))
+    suffix = pd.Index(members["suffix_id"]).get_indexer(counted.matches["suffix_id"])
+    known = len(counts.owner) and not counts.undefined(counting, True).any()
+    every_prefix, rng, rows = np.ones(len(counts.owner), dtype=bool), np.random.default_rng(seed), []
+    sides = (("prefixes", counts.owner, counted.prefix), ("suffixes", pd.factorize(members["client"])[0], suffix))
+    for fewer, owner, item in sides:
         for share in shares:
             # the whole sample has only one part, so a single draw is exact
             parts = [_part(owner, share, rng) for _ in range(draws if share < 1 else 1)]
-            values = pd.DataFrame([hits.ratios(**{fewer: part}) for part in parts])
+            drawn = [
+                _ratios(counted, part if fewer == "prefixes" else every_prefix, part[item]) if known else UNKNOWN
+                for part in parts
+            ]
+            values = pd.DataFrame(drawn, columns=PARTS)
             n = int(np.mean([part.sum() for part in parts]))
             for metric in PARTS:
                 column = values[metric]
@@ -71,31 +69,11 @@ def _part(owner: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarr
     return kept
 
 
-class _Hits:
-    """The counted matches by position, so that each draw is counted with a few array operations."""
-
-    def __init__(self, counts: Counts, counted: np.ndarray, suffix: np.ndarray, undefined: bool):
-        self.counts, self.suffix, self.undefined = counts, suffix, undefined
-        self.prefix, self.target = counts.prefix[counted], counts.target[counted]
-
-    def ratios(self, prefixes: np.ndarray | None = None, suffixes: np.ndarray | None = None) -> dict[str, float]:
-        counts, size = self.counts, len(self.counts.clients)
-        if self.undefined or not len(counts.owner):
-            return dict.fromkeys(PARTS, np.nan)
-        sampled = np.ones(len(counts.owner), dtype=bool) if prefixes is None else prefixes
-        kept = sampled[self.prefix] if suffixes is None else suffixes[self.suffix]
-        # one flag for each (prefix, client): several matches of a pair are one hit
-        hit = np.zeros(len(counts.owner) * size, dtype=bool)
-        hit[self.prefix[kept] * size + self.target[kept]] = True
-        prefix, target = np.divmod(np.flatnonzero(hit), size)
-        own = target == counts.owner[prefix]
-        n = np.bincount(counts.owner[sampled], minlength=size)
-        with np.errstate(invalid="ignore"):  # 0 ∕ 0: a client without sampled prefixes
-            intra = np.bincount(counts.owner[prefix[own]], minlength=size) / n
-            inter = np.bincount(counts.owner[prefix[~own]], minlength=size) / n / (size - 1 if size > 1 else np.nan)
-        # a client without rows has weight 0 and may have no prefixes; NaN · 0 would make the sum NaN
-        held = counts.weights > 0
-        # prefixes are in ascending order: every change is another prefix with a hit
-        total = np.count_nonzero(np.diff(prefix, prepend=-1)) / sampled.sum()
-        values = (float((counts.weights * part)[held].sum()) for part in (intra, inter))
-        return dict(zip(PARTS, (*values, total), strict=True))
+def _ratios(counts: Counts, sampled: np.ndarray, kept: np.ndarray) -> tuple[float, float, float]:
+    """Return intra, inter, total of the `kept` matches, with the `sampled` prefixes as the denominator."""
+    size, (prefix, target) = len(counts.clients), counts.distinct_pairs(kept)
+    own, n = target == counts.owner[prefix], np.bincount(counts.owner[sampled], minlength=size)
+    with np.errstate(invalid="ignore"):
+        intra, inter = (np.bincount(counts.owner[prefix[side]], minlength=size) / n for side in (own, ~own))
+    inter = inter / (size - 1 if size > 1 else np.nan)
+    return *(weighted_sum(part, counts.weights) for part in (intra, inter)), prefixes_hit(prefix) / sampled.sum()

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from fedmem.config.vocabulary import SCHEMA
 from fedmem.config.yaml_files import read
 from fedmem.machine.paths import data_file
-
-from fedmem.config.vocabulary import SCHEMA
 
 NEVER_EMPTY = ("id", "input")
 Record = tuple[str, object]  # (the place, for messages, and what was found there)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fedmem.analyze.counting import Counts
+from fedmem.analyze.counting import Counts, weighted_sum
 from fedmem.analyze.intervals import effective_prefixes, holm, independent_difference, mcnemar, paired_difference
 from fedmem.config.stages import OWNER, STAGES
 from fedmem.config.vocabulary import PARTS
@@ -32,48 +32,34 @@ class Measured:
     """One run under one counting, prefix by prefix.
 
     values: prefix_id, client, intra (its own client hit), inter (share of the other clients hit), total (any hit),
-    each in 0 … 1, NaN where undefined. clients: client, n_train, in ascending order of client.
+    each in 0 … 1, NaN where undefined. clients: in ascending order. n: prefixes of each client. weights: {part: weight
+    of each client in the aggregate}.
     """
 
     values: pd.DataFrame
-    clients: pd.DataFrame
+    clients: tuple
+    n: np.ndarray
+    weights: dict[str, np.ndarray]
 
     @classmethod
-    def of(
-        cls,
-        matches: pd.DataFrame,
-        prefixes: pd.DataFrame,
-        clients: pd.DataFrame,
-        suffixes: pd.DataFrame | None = None,
-        counting: str = "paper",
-        member: bool = True,
-    ) -> Measured:
-        """Build it from the tables of one run.
+    def of(cls, counts: Counts, counting: str = "paper", member: bool = True) -> Measured:
+        """Build it from the counts of one run, whose matches it does not keep.
 
-        matches: prefix_id, prefix_client, suffix_client, member, kind; for strict also score, identical_sentence.
-        prefixes: prefix_id, client, one row per sampled prefix. clients: client, n_train (training rows).
-        suffixes: client, member; None: every client has sampled suffixes.
-        counting: paper, strict or verbatim. member: True counts training suffixes, False the held-out control.
-        Raises MetricsError as `ratios.memorization` does.
+        counts: the run's counts. counting: paper, strict or verbatim. member: True counts training suffixes, False the
+        held-out control.
+        Raises MetricsError as `ratios.cells` does.
         """
-        parts = Counts(matches, prefixes, clients, suffixes).by_prefix(counting, member)
-        values = prefixes[["prefix_id", "client"]].reset_index(drop=True).assign(**parts)
-        return cls(values, clients.sort_values("client", ignore_index=True))
-
-    def weights(self, part: str) -> np.ndarray:
-        """Return the weight of each client in an aggregate: its share of training rows, or of prefixes in `total`."""
-        mass = self.n if part == "total" else self.clients["n_train"].to_numpy(float)
-        return mass / mass.sum() if mass.sum() else mass
-
-    @property
-    def n(self) -> np.ndarray:
-        """Prefixes of each client."""
-        sizes = self.values.groupby("client").size()
-        return sizes.reindex(self.clients["client"], fill_value=0).to_numpy(float)
+        values = counts.prefixes[["prefix_id", "client"]].reset_index(drop=True)
+        weights = {part: counts.weights_of(part) for part in PARTS}
+        return cls(values.assign(**counts.by_prefix(counting, member)), counts.clients, counts.n, weights)
 
     def means(self, values: pd.Series) -> np.ndarray:
         """Return each client's mean of one value per prefix; NaN for a client without prefixes."""
-        return values.groupby(self.values["client"]).agg("mean").reindex(self.clients["client"]).to_numpy(float)
+        return values.groupby(self.values["client"]).agg("mean").reindex(list(self.clients)).to_numpy(float)
+
+    def share(self, part: str) -> float:
+        """Return an aggregate: intra, inter or total."""
+        return weighted_sum(self.means(self.values[part]), self.weights[part])
 
 
 def difference(first: Measured, second: Measured, confidence: float = 0.95) -> pd.DataFrame:
@@ -86,18 +72,18 @@ def difference(first: Measured, second: Measured, confidence: float = 0.95) -> p
     and Nurminen's interval and no test. The intervals cover the sampling of prefixes for these two trained models, not
     the randomness of training.
     """
-    keys = ["client", "prefix_id"]
-    both = first.values.merge(second.values, on=keys, suffixes=("", "_second"))
+    both = first.values.merge(second.values, on=["client", "prefix_id"], suffixes=("", "_second"))
     # a partial overlap counts as unpaired: pairing only the shared prefixes would leave out part of each run
     paired = len(both) == len(first.values) == len(second.values)
     rows = []
     for part in PARTS:
-        shares = [_share(one, part) for one in (first, second)]
-        if paired:
-            gap = both[part] - both[f"{part}_second"]
-            rows.append((part, *shares, *_paired(Measured(both[keys], first.clients), gap, part, confidence)))
-        else:
-            rows.append((part, *shares, *_unpaired(first, second, part, confidence)))
+        # the merge keeps the order of the first run's prefixes, so the gap lies beside them
+        found = (
+            _paired(first, both[part] - both[f"{part}_second"], part, confidence)
+            if paired
+            else _unpaired(first, second, part, confidence)
+        )
+        rows.append((part, first.share(part), second.share(part), *found))
     return pd.DataFrame(rows, columns=DIFFERENCE)
 
 
@@ -143,8 +129,8 @@ def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Return (run, other run, parameter) for all pairs of runs that differ in one parameter only, except train_seed.
 
     A value that follows from another parameter (the number of the last round; μ when FedProx is compared with federated
-    averaging, which has no μ) does not count as a difference. Of runs with equal descriptions (`told`), only the first
-    is used.
+    averaging, which has no μ) does not count as a difference. Of runs with equal `comparable_parameters`, only the
+    first is used.
     """
     texts = comparable_parameters(parameters).drop_duplicates()
     differing = _differing(texts)
@@ -156,9 +142,9 @@ def pairs(parameters: pd.DataFrame) -> list[tuple[str, str, str]]:
 def families(texts: pd.DataFrame, parameter: str) -> list[list[str]]:
     """Return groups of runs that differ in `parameter` only, as large as possible, one run per setting.
 
-    texts: the result of `told`. Every run is in at least one group. A run under which another parameter has no effect
-    (training parameters of the untrained run) is in the group of each of that parameter's values. Of runs with equal
-    descriptions, only the first is used.
+    texts: the result of `comparable_parameters`; of equal rows, only the first is used. parameter: a column of it.
+    Every run is in at least one group. A run under which another parameter has no effect (training parameters of the
+    untrained run) is in the group of each of that parameter's values.
     """
     texts = texts.drop_duplicates()
     setting = texts[parameter].to_numpy(object)
@@ -174,17 +160,13 @@ def families(texts: pd.DataFrame, parameter: str) -> list[list[str]]:
     return [list(texts.index[list(family)]) for family in found]
 
 
-def reference(parameters: pd.DataFrame, run: str, algorithm: str) -> str | None:
+def reference(texts: pd.DataFrame, run: str, algorithm: str) -> str | None:
     """Return the reference run of `run`: the first one of that algorithm that is probed in the same way, or None.
 
-    parameters: one row per run (index: its name), one column per parameter. run: a name in that index.
+    texts: the result of `comparable_parameters`. run: a name in its index.
     algorithm: "none" (the untrained model) or "local" (each client trained alone).
     The reference has the same model, partition, prefixes, decoding and detector; training parameters may differ.
     """
-    return _reference(comparable_parameters(parameters), run, algorithm)
-
-
-def _reference(texts: pd.DataFrame, run: str, algorithm: str) -> str | None:
     # checkpoint_round belongs to generation, but counts the rounds of a training
     same = [name for name in texts if name == "model" or (OWNER[name] != "train" and name != "checkpoint_round")]
     for other in texts.index[texts["algorithm"] == algorithm]:
@@ -204,7 +186,7 @@ def over_references(runs: dict[str, Measured], parameters: pd.DataFrame, confide
     tables, texts = [], comparable_parameters(parameters)
     for name, algorithm, parts in (("untrained", "none", PARTS), ("local", "local", ("inter",))):
         for run in runs:
-            other = _reference(texts, run, algorithm)
+            other = reference(texts, run, algorithm)
             if other in runs and parameters.at[run, "algorithm"] not in ("none", "local"):
                 table = difference(runs[run], runs[other], confidence)
                 tables.append(table[table["part"].isin(parts)].assign(run=run, reference=name, other=other))
@@ -306,7 +288,7 @@ def _unused(run: dict) -> set[str]:
 def _differing(texts: pd.DataFrame) -> np.ndarray:
     """Return a boolean array (runs, runs, parameters): whether two runs differ in a parameter that affects both.
 
-    texts: the result of `told`.
+    texts: the result of `comparable_parameters`.
     """
     values = texts.to_numpy(object)
     used = values != UNUSED
@@ -318,14 +300,9 @@ def _together(texts: pd.DataFrame) -> pd.Series:
     return texts.where(texts != UNUSED).bfill().iloc[0].fillna(UNUSED)
 
 
-def _share(run: Measured, part: str) -> float:
-    weights, means = run.weights(part), run.means(run.values[part])
-    return float(np.sum(weights[weights > 0] * means[weights > 0])) if (weights > 0).any() else np.nan
-
-
-def _paired(pairing: Measured, gap: pd.Series, part: str, confidence: float) -> tuple:
-    sides = [pairing.means(gap.mul(sign).clip(lower=0)) for sign in (1, -1)]
-    value, low, high = paired_difference(*sides, pairing.weights(part), pairing.n, confidence)
+def _paired(run: Measured, gap: pd.Series, part: str, confidence: float) -> tuple:
+    sides = [run.means(gap.mul(sign).clip(lower=0)) for sign in (1, -1)]
+    value, low, high = paired_difference(*sides, run.weights[part], run.n, confidence)
     if np.isnan(value):
         return np.nan, np.nan, np.nan, len(gap), True, np.nan, np.nan, np.nan
     # shares of inter are fractions: equal ones may differ in the last bits
@@ -334,8 +311,8 @@ def _paired(pairing: Measured, gap: pd.Series, part: str, confidence: float) -> 
 
 
 def _unpaired(first: Measured, second: Measured, part: str, confidence: float) -> tuple:
-    shares = [_share(run, part) for run in (first, second)]
-    sizes = [float(effective_prefixes(r.means(r.values[part]), r.weights(part), r.n)) for r in (first, second)]
+    shares = [run.share(part) for run in (first, second)]
+    sizes = [float(effective_prefixes(r.means(r.values[part]), r.weights[part], r.n)) for r in (first, second)]
     low, high = independent_difference(shares[0], sizes[0], shares[1], sizes[1], confidence)
     n = len(first.values) + len(second.values)
     return shares[0] - shares[1], float(low), float(high), n, False, np.nan, np.nan, np.nan

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from fedmem.analyze import extracted_text, ratios, sample_size
+from fedmem.analyze.counting import Counts
 from fedmem.analyze.sample_size import SHARES
 
 CLIENTS, PREFIXES, MATCHES = 100, 4000, 10
@@ -40,10 +41,8 @@ def tables():
 
 def count(matches, prefixes, clients, suffixes):
     """What notebook 5 counts of the whole sample."""
-    arguments = (matches, prefixes, clients)
-    cells = ratios.cells(*arguments, suffixes=suffixes)
-    excess = ratios.excess(*arguments, suffixes=suffixes)
-    return cells, excess, ratios.summary(*arguments, suffixes=suffixes), ratios.kinds(*arguments, suffixes)
+    counts = Counts(matches, prefixes, clients, suffixes)
+    return ratios.cells(counts), ratios.excess(counts), ratios.summary(counts), ratios.kinds(counts)
 
 
 def test_counting_100_clients(benchmark, tables):
@@ -56,7 +55,7 @@ def test_counting_100_clients(benchmark, tables):
 
 
 def test_settling_of_100_clients(benchmark, tables):
-    settled = benchmark.pedantic(sample_size.ratio_by_sample_size, args=tables, kwargs={"draws": 3}, rounds=1)
+    settled = benchmark.pedantic(lambda: sample_size.ratio_by_sample_size(Counts(*tables), draws=3), rounds=1)
     assert len(settled) == 2 * len(SHARES) * 3
 
 
