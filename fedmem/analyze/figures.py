@@ -30,6 +30,15 @@ from fedmem.display.drawing import (
 )
 
 INTERVAL_CLIENTS = 8  # above it, a cell of the matrix is too narrow for its interval
+PART_WORDS = {part: f"MR_{part}" for part in PARTS}
+RATIOS = {  # as `draw_panels` takes them
+    "mr": (MEMBER, "o", -0.13, "trained on"),
+    "control": (CONTROL, "s", 0.13, "control: held-out"),
+}
+KIND_LOOK = {  # ordered from dark to light, so that the kinds also differ in greyscale print
+    "verbatim": COLOURS[3], "paraphrase_high": COLOURS[0], "paraphrase_low": COLOURS[9], "paraphrase": COLOURS[4],
+    "idea": "#c9c9c9",
+}  # fmt: skip
 
 
 @styled
@@ -70,7 +79,7 @@ def matrix(cells: pd.DataFrame, counting: str = "paper", top: float | None = Non
     axes[1].set_ylabel("")
     draw_scale(figure, axes, "share of prefixes (%)", undefined=chosen["ratio"].isna().any())
     words = f"MR(j→k), {title}" if run is None else f"{run}: MR(j→k), {title}"
-    figure.suptitle(fill(words, int(11 * figure.get_figwidth())), x=0.01, ha="left", fontsize=11)
+    head(figure, fill(words, int(11 * figure.get_figwidth())))
     return figure
 
 
@@ -87,46 +96,12 @@ def aggregates(summary: pd.DataFrame, counting: str | None = None) -> Figure:
     if by == "run" or counting is not None:
         counting = counting or "paper"
         summary = summary[summary["counting"] == counting]
-    lines = list(dict.fromkeys(summary[by]))
-    if not lines:
+    if summary.empty:
         raise ValueError(f"counting: got {counting!r}, which summary lacks; expected one of {', '.join(COUNTINGS)}")
-    figure = canvas(9, 1.3 + 0.34 * len(lines))
-    axes = figure.subplots(1, 3, sharey=True)
-    for axis, part in zip(axes, PARTS, strict=True):
-        for name, colour, marker, offset in (("mr", MEMBER, "o", -0.13), ("control", CONTROL, "s", 0.13)):
-            rows = summary[summary["metric"] == f"{name}_{part}"].set_index(by).reindex(lines)
-            draw_intervals(axis, rows, offset, colour, marker, "trained on" if name == "mr" else "control: held-out")
-        axis.set_title(f"MR_{part}")
-        axis.set_xlabel("share of prefixes (%)")
-        axis.set_xlim(left=0)
-    axes[0].set_yticks(range(len(lines)), [str(line) for line in lines])
-    axes[0].set_ylim(len(lines) - 0.5, -0.5)  # downwards: the first line is at the top
-    handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower left", ncols=2)
+    figure = draw_panels(summary, by, PART_WORDS, RATIOS)
     if by == "run":
-        figure.suptitle(counting_words(counting).split(" (")[0], x=0.01, ha="left", fontsize=11)
+        head(figure, counting_words(counting).split(" (")[0])
     return figure
-
-
-def _grid(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    return table.pivot(index="prefix_client", columns="suffix_client", values=column)
-
-
-def _cell_labels(table: pd.DataFrame) -> np.ndarray:
-    value, low, high = (100 * _grid(table, column).to_numpy() for column in ("ratio", "low", "high"))
-    labels = np.empty(value.shape, dtype=object)
-    for cell in np.ndindex(value.shape):
-        interval = f"\n{percent_words(low[cell])}–{percent_words(high[cell])}" if len(value) <= INTERVAL_CLIENTS else ""
-        labels[cell] = percent_words(value[cell]) + interval
-    return labels
-
-
-PART_WORDS = {"intra": "MR_intra", "inter": "MR_inter", "total": "MR_total"}
-
-KIND_LOOK = {  # ordered from dark to light, so that the kinds also differ in greyscale print
-    "verbatim": COLOURS[3], "paraphrase_high": COLOURS[0], "paraphrase_low": COLOURS[9], "paraphrase": COLOURS[4],
-    "idea": "#c9c9c9",
-}  # fmt: skip
 
 
 @styled
@@ -137,18 +112,8 @@ def excess(summary: pd.DataFrame) -> Figure:
     column `run` (then of one counting).
     """
     by = "run" if "run" in summary.columns else "counting"
-    lines = list(dict.fromkeys(summary[by]))
-    figure = canvas(9, 1.3 + 0.34 * len(lines))
-    axes = figure.subplots(1, 3, sharey=True)
-    for axis, (part, words) in zip(axes, PART_WORDS.items(), strict=True):
-        rows = summary[summary["metric"] == f"excess_{part}"].set_index(by).reindex(lines)
-        axis.axvline(0, color="#444444", linewidth=0.8)
-        draw_intervals(axis, rows, 0, COLOURS[0], "o", "excess")
-        axis.set_title(f"excess of {words}")
-        axis.set_xlabel("percentage points")
-    axes[0].set_yticks(range(len(lines)), [str(line) for line in lines])
-    axes[0].set_ylim(len(lines) - 0.5, -0.5)  # inverted: the first line of the table is drawn at the top
-    return figure
+    panels = {part: f"excess of {words}" for part, words in PART_WORDS.items()}
+    return draw_panels(summary, by, panels, {"excess": (COLOURS[0], "o", 0, "excess")})
 
 
 @styled
@@ -164,23 +129,59 @@ def excluded(summaries: pd.DataFrame, counting: str = "paper") -> Figure:
     if of_runs:
         left_out = np.where(table["excluded"] == "nothing", ", all matches", ", without " + table["excluded"])
         table = table.assign(excluded=table["run"] + left_out)
-    lines = list(dict.fromkeys(table["excluded"]))
-    figure = canvas(9, 1.5 + 0.36 * len(lines))
-    axes = figure.subplots(1, 3, sharey=True)
-    sides = (("mr", MEMBER, "o", -0.13, "trained on"), ("control", CONTROL, "s", 0.13, "control: held-out"))
-    for axis, (part, words) in zip(axes, PART_WORDS.items(), strict=True):
-        for name, colour, marker, offset, label in sides:
-            rows = table[table["metric"] == f"{name}_{part}"].set_index("excluded").reindex(lines)
-            draw_intervals(axis, rows, offset, colour, marker, label)
-        axis.set_title(words)
-        axis.set_xlabel("share of prefixes (%)")
-        axis.set_xlim(left=0)
-    axes[0].set_yticks(range(len(lines)), lines)
-    axes[0].set_ylim(len(lines) - 0.5, -0.5)
-    axes[0].set_ylabel("" if of_runs else "left out")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
-    figure.suptitle(counting_words(counting).split(" (")[0], x=0.01, ha="left", fontsize=11)
+    figure = draw_panels(table, "excluded", PART_WORDS, RATIOS, margin=1.5, step=0.36)
+    figure.axes[0].set_ylabel("" if of_runs else "left out")
+    head(figure, counting_words(counting).split(" (")[0])
     return figure
+
+
+def draw_panels(
+    table: pd.DataFrame, by: str, panels: dict[str, str], series: dict, width=9.0, margin=1.3, step=0.34
+) -> Figure:
+    """Draw one panel of values with intervals for each part of the metrics, with one line for each value of `by`.
+
+    table: the column `by`, and metric (<series>_<part>), value, low, high, in −1 … 1.
+    by: name of the column that names the lines; the table's first line is at the top.
+    panels: {part: title of its panel}.
+    series: {name: (colour, marker, vertical offset in lines, label)}. A single series is a difference, drawn with a
+        line at 0; several are shares, drawn from 0 on with a legend.
+    width, margin, step: the figure's width, its height without lines, and the height of a line, in inches.
+    """
+    lines, shares = list(dict.fromkeys(table[by])), len(series) > 1
+    figure = canvas(width, margin + step * len(lines))
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (part, title) in zip(axes, panels.items(), strict=True):
+        if not shares:
+            axis.axvline(0, color="#444444", linewidth=0.8)
+        for name, (colour, marker, offset, label) in series.items():
+            rows = table[table["metric"] == f"{name}_{part}"].set_index(by).reindex(lines)
+            draw_intervals(axis, rows, offset, colour, marker, label)
+        axis.set(title=title, xlabel="share of prefixes (%)" if shares else "percentage points")
+        if shares:
+            axis.set_xlim(left=0)
+    axes[0].set_yticks(range(len(lines)), [str(line) for line in lines])
+    axes[0].set_ylim(len(lines) - 0.5, -0.5)  # downwards: the first line is at the top
+    if shares:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=len(series))
+    return figure
+
+
+def head(figure: Figure, words: str) -> None:
+    """Write the title of a whole figure, above its panels."""
+    figure.suptitle(words, x=0.01, ha="left", fontsize=11)
+
+
+def _grid(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.pivot(index="prefix_client", columns="suffix_client", values=column)
+
+
+def _cell_labels(table: pd.DataFrame) -> np.ndarray:
+    value, low, high = (100 * _grid(table, column).to_numpy() for column in ("ratio", "low", "high"))
+    labels = np.empty(value.shape, dtype=object)
+    for cell in np.ndindex(value.shape):
+        interval = f"\n{percent_words(low[cell])}–{percent_words(high[cell])}" if len(value) <= INTERVAL_CLIENTS else ""
+        labels[cell] = percent_words(value[cell]) + interval
+    return labels
 
 
 @styled

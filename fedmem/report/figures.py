@@ -1,8 +1,7 @@
 """Figures of a study: effect of a parameter beside the paper's points, suffix clients, differences, perplexity gap.
 
 As in `fedmem.analyze.figures`, each function takes a tidy frame and returns a Figure. Shares in 0 … 1 are drawn in
-percent and
-undefined values as "n/a".
+percent and undefined values as "n/a".
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedmem.analyze.figures import draw_panels, head
 from fedmem.config.vocabulary import PARTS
 from fedmem.display.drawing import (
     COLOURS,
@@ -21,7 +21,6 @@ from fedmem.display.drawing import (
     canvas,
     client_ticks,
     counting_words,
-    draw_intervals,
     styled,
 )
 from fedmem.report.paper.published import SOURCE
@@ -36,8 +35,7 @@ def by_parameter(table: pd.DataFrame, parameter: str, counting: str, points: pd.
     parameter: name of the parameter, the label of the x axis.
     counting: name of the counting, shown in the title.
     points: published values as `published.points` returns them (setting, metric, value), or None. They are drawn in
-    black;
-    if there is a column task, in the colour of the line that lists this task in its name.
+    black; if there is a column task, in the colour of the line that lists this task in its name.
     """
     settings = list(dict.fromkeys(table["setting"]))
     # bool is a subclass of int, but True and False are drawn as names
@@ -66,7 +64,7 @@ def by_parameter(table: pd.DataFrame, parameter: str, counting: str, points: pd.
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             labelled.setdefault(label, handle)
     figure.legend(labelled.values(), labelled, loc="outside lower left", ncols=3)
-    figure.suptitle(counting_words(counting).split(" (")[0], x=0.01, ha="left", fontsize=11)
+    head(figure, counting_words(counting).split(" (")[0])
     return figure
 
 
@@ -116,17 +114,12 @@ def differences(table: pd.DataFrame, words: str, title: str | None = None) -> Fi
     title: title of every panel, None: MR_<part>. It is needed when the two values are of different parts.
     """
     labels = list(dict.fromkeys(table["label"]))[:40]  # 40 lines are 14 inches: more do not fit on a page
-    parts = [part for part in PARTS if (table["part"] == part).any()]
-    figure = canvas(2.2 + 2.6 * len(parts), 1.4 + 0.32 * len(labels))
-    axes = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
-    for axis, part in zip(axes, parts, strict=True):
-        rows = table[table["part"] == part].set_index("label").reindex(labels).rename(columns={"difference": "value"})
-        axis.axvline(0, color="#444444", linewidth=0.8)
-        draw_intervals(axis, rows, 0, COLOURS[0], "o", words)
-        axis.set(title=title or f"MR_{part}", xlabel="percentage points")
-    axes[0].set_yticks(range(len(labels)), labels)
-    axes[0].set_ylim(len(labels) - 0.5, -0.5)
-    figure.suptitle(words, x=0.01, ha="left", fontsize=11)
+    panels = {part: title or f"MR_{part}" for part in PARTS if (table["part"] == part).any()}
+    drawn = table[table["label"].isin(labels)].rename(columns={"difference": "value"})
+    drawn = drawn.assign(metric="difference_" + drawn["part"])
+    series = {"difference": (COLOURS[0], "o", 0, words)}
+    figure = draw_panels(drawn, "label", panels, series, 2.2 + 2.6 * len(panels), margin=1.4, step=0.32)
+    head(figure, words)
     return figure
 
 
