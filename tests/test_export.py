@@ -238,6 +238,8 @@ def western(tmp_path, monkeypatch):
     write_description(loaded)
     work = begin_stage(loaded.runs[0].jobs["partition"].config)
     work.save_table("rows", pd.DataFrame(rows[:1]).rename(columns={"id": "row_id"}))
+    work.save_table("sizes", pd.DataFrame({"client": [0], "rows": [1]}), shared=True)
+    work.save_json("counts", {"rows": 1})
     folder = work.publish().folder
     shown = nbformat.v4.new_output("stream", text=f"first\n{undealt}\nlast\n")
     cell = nbformat.v4.new_code_cell("print(texts)", outputs=[shown])
@@ -260,6 +262,33 @@ def test_a_corpus_that_cannot_be_read_any_more_ends_the_export_in_words(western,
     assert main(["export", "west", str(tmp_path / "shared")]) == 1
     assert f"fedmem: {western}, line 1: not " in capsys.readouterr().err
     assert not (tmp_path / "shared").exists()
+
+
+# --- what a stage shares --------------------------------------------------------------------------------------------
+
+
+def test_only_what_a_stage_lists_is_exported(western, tmp_path):
+    export("west", tmp_path / "shared")
+    (folder,) = (tmp_path / "shared" / "partition").glob("[!.]*/")
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "sizes.csv"}
+    assert (folder / "sizes.csv").read_text() == "client,rows\n0,1\n"
+    assert json.loads((folder / "manifest.json").read_text("utf-8"))["shared"] == ["sizes.parquet"]
+
+
+def test_an_analysis_that_does_not_say_what_it_shares_is_named(western, tmp_path, capsys):
+    (partition,) = (tmp_path / "results" / "partition").glob("*/manifest.json")
+    manifest = json.loads(partition.read_text("utf-8"))
+    del manifest["shared"]
+    partition.write_text(json.dumps(manifest), encoding="utf-8")  # a partition may list nothing
+    export("west", tmp_path / "shared")
+    assert not list((tmp_path / "shared").glob("*/*/*.csv"))
+    description = json.loads((tmp_path / "results" / "studies" / "west" / "study.json").read_text())
+    analysis = tmp_path / "results" / description["runs"][0]["stages"]["analyze"]
+    analysis.mkdir(parents=True)
+    (analysis / "manifest.json").write_text(json.dumps(manifest | {"stage": "analyze"}), encoding="utf-8")
+    line = refused(capsys, "export", "west", tmp_path / "again")
+    assert line == f"fedmem: {analysis} does not list what may be shared: run the stage again, then export the study"
+    assert not (tmp_path / "again").exists()
 
 
 # --- what was cut or stands in the way ------------------------------------------------------------------------------

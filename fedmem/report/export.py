@@ -135,14 +135,8 @@ def _untagged(text: str) -> str:
     return unescape(re.sub(r"<[^>]*>", "", text))
 
 
-# numeric tables; all others contain text or row ids
-TABLES = {
-    "train": ("curves", "utility"),
-    "analyze": ("cells", "excess", "summary", "kinds", "exclusions", "measurable", "extracted", "settling"),
-    "studies": ("summary", "comparisons", "published", "findings"),
-}
-
-RECORDS = {"analyze": ("mr.json",), "studies": ("study.json", "runs.csv")}
+# what a stage shares whose notebook does not say it; of the others, the manifest lists it (`work.path`)
+SHARED = {"train": ("curves.parquet", "utility.parquet")}
 
 LEFT_OUT = f"{MASK} left out: it held text of the corpus"
 
@@ -243,23 +237,24 @@ class _Writer:
         if not (source / MANIFEST).is_file():
             return
         self._write(target / MANIFEST, self._json(source / MANIFEST))
+        for name in _shared_files(open_stage(source)):
+            self._shared_file(source / name, target / name)
         page = "report.html" if stage == "studies" else "notebook.html"
         if (source / "notebook.ipynb").is_file():
             self._write(target / page, self._page(source / "notebook.ipynb", show_code=stage != "studies"))
-        for table in TABLES.get(stage, ()):
-            if (source / f"{table}.parquet").is_file():
-                self._write(target / f"{table}.csv", self.scrubber.names(_csv(source / f"{table}.parquet")))
-        for record in RECORDS.get(stage, ()):
-            if (source / record).is_file():
-                as_json = record.endswith(".json")
-                content = self._json(source / record) if as_json else self._plain((source / record).read_text("utf-8"))
-                self._write(target / record, content)
         for figure in sorted((source / "figures").glob("*")):
             if figure.suffix == ".png":
                 (target / "figures").mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(figure, target / "figures" / figure.name)
             elif figure.suffix in (".csv", ".txt"):
                 self._write(target / "figures" / figure.name, self._plain(figure.read_text("utf-8")))
+
+    def _shared_file(self, source: Path, target: Path) -> None:
+        if source.suffix == ".parquet":
+            self._write(target.with_suffix(".csv"), self.scrubber.names(_csv(source)))
+        else:
+            as_json = source.suffix == ".json"
+            self._write(target, self._json(source) if as_json else self._plain(source.read_text("utf-8")))
 
     def _write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -323,6 +318,14 @@ class _Writer:
         if isinstance(value, list):
             return [self._values(one) for one in value]
         return self._plain(value) if isinstance(value, str) else value
+
+
+def _shared_files(stage: Stage) -> list[str]:
+    """Return the names of a stage's files that may be shared; raises StageError when it must list them and does not."""
+    if "shared" not in stage.manifest and stage.name in ("analyze", "studies"):
+        raise StageError(f"{stage.folder} does not list what may be shared: run the stage again, then export the study")
+    names = {*stage.manifest.get("shared", ()), *SHARED.get(stage.name, ())}
+    return sorted(name for name in names if (stage.folder / name).is_file())
 
 
 def _csv(path: Path) -> str:

@@ -46,6 +46,7 @@ class Work:
     parents: tuple[Stage, ...] = ()
     config: StageConfig | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)  # files that an export may contain
 
     def __post_init__(self) -> None:
         # Jupyter prefers a kernelspec of the user to that of the environment: the stage would run with other packages.
@@ -60,21 +61,25 @@ class Work:
         self.folder, self.progress = resume_or_create(self.target, {"identity": self.identity, "code": self.code})
         self.started, self._clock = datetime.now(UTC), time.perf_counter() - self.progress.seconds
 
-    def path(self, name: str) -> Path:
-        """Path to write a file of this stage to; its parent folders are made."""
+    def path(self, name: str, shared: bool = False) -> Path:
+        """Path to write a file of this stage to; its parent folders are made.
+
+        shared: whether an export may contain the file. It must hold no text of rows and no row ids.
+        """
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.shared |= {name} if shared else set()
         return path
 
-    def save_table(self, name: str, frame) -> None:
-        """Write a DataFrame as `<name>.parquet`, without its index."""
-        frame.to_parquet(self.path(f"{name}.parquet"), index=False)
+    def save_table(self, name: str, frame, shared: bool = False) -> None:
+        """Write a DataFrame as `<name>.parquet`, without its index. name, shared: as in `path`."""
+        frame.to_parquet(self.path(f"{name}.parquet", shared), index=False)
 
-    def save_json(self, name: str, value: Any) -> None:
-        """Write `<name>.json`; NaN becomes null."""
+    def save_json(self, name: str, value: Any, shared: bool = False) -> None:
+        """Write `value` as `<name>.json`; NaN becomes null. name, shared: as in `path`."""
         # allow_nan=False: JSON has no infinity either, and one in the results is an error
         text = json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False)
-        self.path(f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        self.path(f"{name}.json", shared).write_text(text + "\n", encoding="utf-8")
 
     def publish(self, device: str = "cpu") -> Stage:
         """Write the manifest and move the folder to the stage's place; a former stage there is removed.
@@ -118,6 +123,7 @@ class Work:
                 }
                 for p in self.parents
             ],
+            "shared": sorted(self.shared),
             "code": self.code,
             "code_files": self.code_files,
             "commit": _commit(),
