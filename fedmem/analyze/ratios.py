@@ -35,6 +35,8 @@ EXCESS = [
 ]  # fmt: skip
 SUMMARY = ["metric", "counting", "value", "low", "high", "n"]
 MEASURES = {"mr": True, "control": False}  # name: whether its suffixes were trained on
+# the metrics of a summary, in the order of every table that shows them
+METRICS = [f"{name}_{part}" for name in (*MEASURES, "excess") for part in PARTS]
 
 
 def memorization(
@@ -127,6 +129,20 @@ def kinds(counts: Counts) -> pd.DataFrame:
                 (f"{name}_{part}", kind, value, len(counts.owner)) for kind, value in zip(KINDS, values, strict=True)
             ]
     return pd.DataFrame(rows, columns=["metric", "kind", "value", "n"])
+
+
+def side_by_side(summary: pd.DataFrame) -> pd.DataFrame:
+    """The summary's values in percent, for reading: mr, control and excess beside each other, a line for each part.
+
+    summary: as `summary` returns it, of several runs with a column run. Lines: counting, run, MR (intra, inter, total).
+    A run without any value under a counting has no lines there.
+    """
+    names = summary["metric"].str.split("_", expand=True)
+    long = summary.assign(value=100 * summary["value"], measure=names[0], MR=names[1])
+    lines = ["counting", "run", "MR"] if "run" in summary else ["counting", "MR"]
+    order = pd.MultiIndex.from_frame(long[lines].drop_duplicates().sort_values("counting", kind="stable"))
+    table = long.pivot(index=lines, columns="measure", values="value").loc[order, [*MEASURES, "excess"]]
+    return table[table.notna().any(axis=1).groupby(level=lines[:-1]).transform("any")].rename_axis(columns=None)
 
 
 def as_record(summary: pd.DataFrame) -> dict[str, float | None]:

@@ -125,7 +125,7 @@ def save_figure(figure: Figure, data: pd.DataFrame, caption: str, folder: str | 
 
 
 def show_figure(
-    folder: str | Path, figure: Figure, data: pd.DataFrame, name: str, about: str, *, remark: str = "", **words
+    folder: str | Path, figure: Figure, data: pd.DataFrame, name: str, about: str, *, remark="", visible=True, **words
 ) -> None:
     """Save a figure with its data and caption, and display it in a notebook with the caption below.
 
@@ -134,6 +134,7 @@ def show_figure(
     data: the plotted values.
     about: sentences about the content.
     remark: a sentence after the caption, which concerns the runs and not the figure.
+    visible: False saves the figure without displaying it: one of many.
     words: counting, n, confidence, method, as in `caption`.
 
     Raises ValueError as `caption` and `save_figure` do.
@@ -142,7 +143,8 @@ def show_figure(
 
     text = f"{caption(about, **words)} {remark}".strip()
     save_figure(figure, data, text, folder, name)
-    display(figure, Markdown(f"*{text}*"))
+    if visible:
+        display(figure, Markdown(f"*{text}*"))
 
 
 def canvas(width: float, height: float) -> Figure:

@@ -7,6 +7,7 @@ and so came out as 0.43749999999999994.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 
 import pandas as pd
@@ -39,6 +40,21 @@ def display_settings(max_rows: int = 60) -> None:
     pd.options.display.float_format = significant_figures
     pd.options.display.html.border = 0  # the styled tables of pandas have no border either
     pd.options.display.max_rows = max_rows
+
+
+def readable(table: pd.DataFrame, words: Callable[[float], str] = significant_figures) -> pd.DataFrame:
+    """A table as notebooks show it: floats written by `words`, "–" where there is no value."""
+
+    def written(value):
+        missing = value is None or (isinstance(value, float) and math.isnan(value))
+        return "–" if missing else words(value) if isinstance(value, float) else value
+
+    return table.map(written)
+
+
+def signed_points(value: float) -> str:
+    """Format a difference of two shares as percentage points with their sign: 0.0153 → "+1.53"."""
+    return f"{half_up(100 * value, 2):+.2f}"
 
 
 UNDEFINED = "is not defined here"
