@@ -196,6 +196,18 @@ def test_summary_and_its_record(three):
     assert record["mr_inter_paper"] is None
 
 
+def test_a_summary_is_read_side_by_side_in_percent(three):
+    table = ratios.side_by_side(ratios.summary(Counts(*three)))
+    assert table.columns.tolist() == ["mr", "control", "excess"]
+    assert table.index.tolist()[:4] == [*(("paper", part) for part in ("intra", "inter", "total")), ("strict", "intra")]
+    # as in the paper counting by hand: 0.6 · 2/4 + 0.3 · 2/2, and 0.1 · 1/5
+    assert table.loc[("paper", "intra")].tolist() == pytest.approx([60, 2, 58])
+    untyped = ratios.summary(Counts(*frames([2], [1], [(0, 0, 0, "paraphrase"), (0, 0, 0, "paraphrase", False)])))
+    runs = pd.concat([untyped.assign(run="b"), ratios.summary(Counts(*three)).assign(run="a")])
+    lines = ratios.side_by_side(runs).index.droplevel("MR").unique().tolist()
+    assert lines == [("paper", "b"), ("paper", "a"), ("strict", "a"), ("verbatim", "b"), ("verbatim", "a")]
+
+
 def test_excess_is_what_members_have_more_than_the_control(three):
     table = ratios.summary(Counts(*three)).set_index(["metric", "counting"])
     # intra: 0.6·(2/4 − 0) + 0.3·(2/2 − 0) + 0.1·(0 − 1/5); total: (5 − 1)/11, as 2-0 hits the control alone

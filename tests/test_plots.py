@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from fedmem.analyze import figures, ratios
 from fedmem.analyze.counting import Counts
-from fedmem.display.drawing import COLOURS, READABLE_CLIENTS, caption, save_figure
+from fedmem.display.drawing import COLOURS, READABLE_CLIENTS, caption, save_figure, show_figure
 from fedmem.partition import figures as partition_figures
 
 
@@ -204,6 +204,18 @@ def test_save_writes_picture_data_and_caption(tmp_path):
 def test_a_notebook_shows_the_figure_itself():
     shown, _ = InteractiveShell.instance().display_formatter.format(partition_figures.groups(groups(2)))
     assert shown["image/png"].startswith(b"\x89PNG")
+
+
+def test_a_shown_figure_is_saved_and_displayed_with_its_caption(tmp_path, monkeypatch):
+    displayed = []
+    monkeypatch.setattr("IPython.display.display", lambda *outputs: displayed.extend(outputs))
+    data = sizes(2)
+    for visible in (False, True):
+        figure = partition_figures.sizes(data)
+        show_figure(tmp_path, figure, data, f"s{visible}", "Rows.", remark="Of two.", visible=visible, n=5)
+        assert (tmp_path / f"s{visible}.txt").read_text("utf-8") == "Rows. n = 5 sampled prefixes. Of two.\n"
+    assert displayed[0] is figure
+    assert [output.data for output in displayed[1:]] == ["*Rows. n = 5 sampled prefixes. Of two.*"]
 
 
 def test_captions_say_counting_n_and_what_intervals_mean():

@@ -2,10 +2,11 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from fedmem.display.drawing import percent_words
-from fedmem.display.numbers import half_up, percent, significant_figures
+from fedmem.display.numbers import half_up, percent, readable, signed_points, significant_figures
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,11 @@ def test_a_half_is_not_rounded_to_the_even_neighbour():
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.25, 1e-7, 123456.0, -0.3333333, math.nan, 9.99996])
 def test_tables_are_else_as_they_were(value):
     assert significant_figures(value) == f"{value:.4g}"
+
+
+def test_tables_show_floats_as_words_and_what_is_missing_as_a_dash():
+    table = pd.DataFrame({"share": [0.04375, math.nan], "n": [3, 4], "run": ["a", None]})
+    assert readable(table).to_dict("list") == {"share": ["0.04375", "–"], "n": [3, 4], "run": ["a", "–"]}
+    assert readable(table[["share"]], signed_points)["share"].tolist() == ["+4.38", "–"]
+    assert signed_points(-0.01234) == "-1.23"
+    assert readable(table.iloc[:0]).empty
