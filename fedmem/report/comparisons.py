@@ -118,8 +118,7 @@ def compare(runs: dict[str, Measured], parameters: pd.DataFrame, confidence: flo
         if one in runs and other in runs:
             table = difference(runs[one], runs[other], confidence)
             parts.append(table.assign(parameter=parameter, run=one, other=other))
-    columns = ["parameter", "run", "other", *DIFFERENCE]
-    table = pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+    table = _joined(parts, "parameter", "run", "other")
     # each part is a family of tests of its own
     adjusted = table.groupby("part")["p_value"].transform(lambda p: holm(p.to_numpy(float)))
     return table.assign(p_holm=adjusted.astype(float))
@@ -190,8 +189,7 @@ def over_references(runs: dict[str, Measured], parameters: pd.DataFrame, confide
             if other in runs and parameters.at[run, "algorithm"] not in ("none", "local"):
                 table = difference(runs[run], runs[other], confidence)
                 tables.append(table[table["part"].isin(parts)].assign(run=run, reference=name, other=other))
-    columns = ["run", "reference", "other", *DIFFERENCE]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+    return _joined(tables, "run", "reference", "other")
 
 
 def by_setting(summary: pd.DataFrame, parameters: pd.DataFrame, parameter: str) -> pd.DataFrame:
@@ -298,6 +296,12 @@ def _differing(texts: pd.DataFrame) -> np.ndarray:
 def _together(texts: pd.DataFrame) -> pd.Series:
     """Return the common value of each parameter, of runs that agree wherever it has an effect; UNUSED if nowhere."""
     return texts.where(texts != UNUSED).bfill().iloc[0].fillna(UNUSED)
+
+
+def _joined(tables: list[pd.DataFrame], *names: str) -> pd.DataFrame:
+    """Return tables of differences as one, with the columns `names` first."""
+    columns = [*names, *DIFFERENCE]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
 def _paired(run: Measured, gap: pd.Series, part: str, confidence: float) -> tuple:

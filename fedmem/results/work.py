@@ -72,7 +72,7 @@ class Work:
         return path
 
     def save_table(self, name: str, frame, shared: bool = False) -> None:
-        """Write a DataFrame as `<name>.parquet`, without its index. name, shared: as in `path`."""
+        """Write the DataFrame `frame` as `<name>.parquet`, without its index. name, shared: as in `path`."""
         frame.to_parquet(self.path(f"{name}.parquet", shared), index=False)
 
     def save_json(self, name: str, value: Any, shared: bool = False) -> None:

@@ -39,12 +39,8 @@ def findings(
     have the same sign and whose ends differ; with an undefined step the claim is open.
     """
     runs = Runs(parameters)
-    claims = [
-        *_within(runs, measured, cells, confidence),
-        *_between(runs, measured, confidence),
-        *_trends(runs, measured, confidence),
-    ]
-    return pd.DataFrame(claims, columns=COLUMNS)
+    within, between = _within(runs, measured, cells, confidence), _between(runs, measured, confidence)
+    return pd.DataFrame([*within, *between, *_trends(runs, measured, confidence)], columns=COLUMNS)
 
 
 def _within(runs: Runs, measured: dict, cells: dict, confidence: float) -> Iterator[dict]:
@@ -107,15 +103,8 @@ def _claim(words: str, task: str, compared: str, found: dict) -> dict:
     low, high = found["low"], found["high"]
     # an undefined interval (NaN) fails both comparisons and leaves the claim open
     here = "holds" if low > 0 else "does not hold" if high < 0 else "open"
-    figures = {name: found[name] for name in ("difference", "low", "high")}
-    return {
-        "finding": words,
-        "task": task,
-        "compared": compared,
-        **figures,
-        "paired": found.get("paired"),
-        "here": here,
-    }
+    figures = {name: found[name] for name in ("difference", "low", "high", "paired")}
+    return {"finding": words, "task": task, "compared": compared, **figures, "here": here}
 
 
 def _easier(cells: pd.DataFrame, confidence: float) -> dict | None:

@@ -46,10 +46,10 @@ class Runs:
 
     def __init__(self, parameters: pd.DataFrame):
         self.parameters = parameters
-        self._told = comparable_parameters(parameters)
+        self._texts = comparable_parameters(parameters)
         # the most frequent value of each parameter: it decides between several runs that fit
-        usual = self._told.mode().iloc[0] if len(self._told) else pd.Series(dtype=object)
-        self._usual = (self._told == usual).sum(axis=1)
+        usual = self._texts.mode().iloc[0] if len(self._texts) else pd.Series(dtype=object)
+        self._usual = (self._texts == usual).sum(axis=1)
 
     def find(self, **wanted) -> str | None:
         """The run with the `wanted` parameters that agrees with most runs in the others; None if there is no such run.
@@ -64,7 +64,7 @@ class Runs:
 
         Of several such families, the one with the most settings; of equal ones, the one that agrees with most runs.
         """
-        found = families(self._told.loc[self._matching(wanted)], parameter)
+        found = families(self._texts.loc[self._matching(wanted)], parameter)
         best = max(found, key=lambda family: (len(family), self._usual[family].mean()), default=[])
         return {self.parameters.at[run, parameter]: run for run in best}
 
@@ -207,10 +207,8 @@ def _models() -> dict[str, str]:
 
 
 def _ours(values: pd.DataFrame, utility: dict, run: str | None, metric: str | None) -> dict:
-    if run is None:
-        return dict.fromkeys(("ours", "low", "high"), float("nan"))
-    if metric is not None:
+    if run is not None and metric is not None:
         return dict(zip(("ours", "low", "high"), values.loc[(run, metric)], strict=True))
-    figures = utility.get(run, {})
+    figures = {} if metric is not None else utility.get(run, {})
     own = next((figures[name] for name in UTILITY if name in figures), float("nan"))
     return {"ours": own, "low": float("nan"), "high": float("nan")}
