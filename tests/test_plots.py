@@ -209,9 +209,9 @@ def test_a_notebook_shows_the_figure_itself():
 def test_a_shown_figure_is_saved_and_displayed_with_its_caption(tmp_path, monkeypatch):
     displayed = []
     monkeypatch.setattr("IPython.display.display", lambda *outputs: displayed.extend(outputs))
-    data = sizes(2)
+    data = groups(2)
     for visible in (False, True):
-        figure = partition_figures.sizes(data)
+        figure = partition_figures.groups(data)
         show_figure(tmp_path, figure, data, f"s{visible}", "Rows.", remark="Of two.", visible=visible, n=5)
         assert (tmp_path / f"s{visible}.txt").read_text("utf-8") == "Rows. n = 5 sampled prefixes. Of two.\n"
     assert displayed[0] is figure

@@ -9,17 +9,9 @@ import pandas as pd
 from fedmem.config.vocabulary import KINDS
 from fedmem.display import html_page
 from fedmem.display.private_text import Page, side_by_side
+from fedmem.machine.paths import data_file
 
-STYLE = (
-    html_page.STYLE
-    + """
-article { margin: 1rem 0; overflow-x: auto; }
-article table { table-layout: fixed; } article td, article caption { overflow-wrap: anywhere; }
-caption { text-align: left; font-size: .9rem; padding: .4rem 0; }
-.of { margin: .6rem 0 0; font-weight: 600; }
-input[type=radio] { margin: 0 .3rem 0 0; } label { margin-right: 1rem; }
-"""
-)
+STYLE = data_file("leaks.css").read_text("utf-8")
 
 
 def untrained(algorithm: str, corpus: str) -> str:
@@ -85,13 +77,8 @@ def page(
     chance = f"<p><b>{escape(untrained)}</b></p>" if untrained else ""
     masks = "" if show else "<p>Text is masked; set FEDMEM_SHOW_TEXT=1 and analyze again to see it.</p>"
     about = f"The {len(shown):,} worst of {len(matches):,} matches, verbatim first, then by matched characters."
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{rules}</style></head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>{chance}<p>{about}</p>{masks}{buttons}"
-        f"<main>{articles or '<p>Nothing matched.</p>'}</main>\n</body></html>\n"
-    )
+    body = f"<h1>{escape(title)}</h1>{chance}<p>{about}</p>{masks}{buttons}"
+    return html_page.page(title, STYLE + rules, f"{body}<main>{articles or '<p>Nothing matched.</p>'}</main>")
 
 
 def _shown(

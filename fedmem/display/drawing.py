@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from fedmem.config.vocabulary import COUNTINGS
 from fedmem.display.numbers import half_up
+from fedmem.machine.paths import data_file
 
 PNG_DPI = 130
 
@@ -32,24 +33,7 @@ COLOURS = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#f
 
 MEMBER, CONTROL, UNDEFINED = COLOURS[3], "#767676", "#e4e4e4"  # vermilion, and two greys
 
-_STYLE = {
-    "font.family": "DejaVu Sans",  # part of matplotlib, so that figures look the same on every machine
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.linewidth": 0.6,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "patch.edgecolor": "white",
-    "patch.force_edgecolor": True,
-    "figure.constrained_layout.use": True,
-}
-
-STYLES = ["default", "seaborn-v0_8-whitegrid", _STYLE]
+STYLES = ["default", "seaborn-v0_8-whitegrid", data_file("figures.mplstyle")]
 
 
 class Picture(Figure):

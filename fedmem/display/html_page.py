@@ -4,32 +4,13 @@ Formulas in the notebooks are plain Unicode, so they are readable everywhere wit
 """
 
 import re
+from html import escape
 from pathlib import Path
 
+from fedmem.machine.paths import data_file
+
 PARAMETERS_NOTE = "parameters-note"  # tag of a cell of words about the cell of parameters that follows
-STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff;
-  margin: 0 auto; max-width: 62rem; padding: 1rem; }
-h1, h2, h3 { line-height: 1.25; overflow-wrap: anywhere; } h2 { margin-top: 2rem; border-bottom: 1px solid #d0d7de; }
-.anchor-link, .prompt { display: none; }
-p, li, td, th { overflow-wrap: break-word; } a { overflow-wrap: anywhere; }
-code { background: #f3f4f6; padding: .1em .3em; border-radius: 3px; overflow-wrap: anywhere; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; line-height: 1.4; margin: .4rem 0; }
-pre code { padding: 0; }
-.highlight { background: #f6f8fa; padding: .4rem .7rem; border-radius: 6px; }
-.output_html, .output_markdown, .text_cell_render { overflow-x: auto; }
-.output_png img, img { max-width: 100%; height: auto; }
-@media (max-width: 40rem) { /* figures keep a readable size and scroll in a box of their own */
-  .output_png { overflow-x: auto; } .output_png img { max-width: none; width: 36rem; } }
-.output_stderr pre, .output_error pre { background: #fff4f2; padding: .4rem .7rem; }
-.celltag_parameters-note + .celltag_parameters { opacity: .5; } /* defaults that the run did not use */
-table, th, td { border: 0; } /* pandas writes border="1" */
-table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #e3e6ea; vertical-align: top; }
-thead th { border-bottom: 2px solid #8b949e; } tbody th { text-align: left; }
-blockquote { margin: 1rem 0; padding: .3rem 1rem; border-left: 4px solid #b35900; background: #fff8ee; }
-"""
+STYLE = data_file("page.css").read_text("utf-8")
 
 
 def to_html(notebook: Path, show_code: bool = True) -> str:
@@ -59,18 +40,21 @@ def to_html(notebook: Path, show_code: bool = True) -> str:
     # libraries such as plotly put scripts into their outputs; a shared page must run none
     body = re.sub(r"<script\b.*?</script>", "", body, flags=re.DOTALL | re.IGNORECASE)
     code_style = HtmlFormatter(style="friendly").get_style_defs(".highlight")
+    return page(_title(content), code_style, body)
+
+
+def page(title: str, style: str, body: str) -> str:
+    """A self-contained HTML page. title: escaped here; style: CSS after the common style sheet; body: HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_title(content)}</title><style>{STYLE}{code_style}</style></head>\n<body>\n{body}\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
 
 def _title(content) -> str:
-    """The notebook's first heading, escaped; "fedmem" without one."""
-    from html import escape
-
+    """The notebook's first heading; "fedmem" without one."""
     for cell in content.cells:
         if cell.cell_type == "markdown" and cell.source.startswith("# "):
-            return escape(cell.source.splitlines()[0].removeprefix("# "))
+            return cell.source.splitlines()[0].removeprefix("# ")
     return "fedmem"
