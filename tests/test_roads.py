@@ -21,7 +21,7 @@ from fedmem.display.html_page import to_html
 from fedmem.machine.paths import file_digest
 from fedmem.results.identity import NOTEBOOKS, notebook_file
 from fedmem.results.stage import find_stage, finished_stages
-from fedmem.study.execute import NotebookError, execute, json_safe
+from fedmem.study.execute import NOTES, NotebookError, execute, json_safe
 
 pytestmark = pytest.mark.notebooks
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -110,6 +110,10 @@ def test_every_stage_has_its_executed_copy_and_page(results):
             copy = nbformat.read(one.folder / "notebook.ipynb", as_version=4)
             nbformat.validate(copy)
             assert (one.folder / "notebook.html").stat().st_size > 5_000
+            # which of the two cells of parameters counts
+            notes = [cell.source for cell in copy.cells if "parameters-note" in cell.metadata.get("tags", ())]
+            assert notes == list(NOTES.values())
+            assert all(note.strip("*") in (one.folder / "notebook.html").read_text() for note in notes)
             assert "notebook.ipynb" not in one.manifest["files"]
     assert (results / "studies/tiny/report.html").is_file()
 
@@ -126,6 +130,7 @@ def test_pages_are_self_contained(results):
     assert "data:image/png;base64" in report
     assert "Too small to mean anything." in report
     assert "import pandas" not in report  # a report is read without its code
+    assert not any(note.strip("*") in report for note in NOTES.values())
 
 
 def test_the_shared_partition_was_executed_once(results):

@@ -6,7 +6,14 @@ import pandas as pd
 import pytest
 
 from fedmem.display.drawing import percent_words
-from fedmem.display.numbers import half_up, percent, readable, signed_points, significant_figures
+from fedmem.display.numbers import (
+    display_settings,
+    half_up,
+    percent,
+    readable,
+    signed_points,
+    significant_figures,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +58,13 @@ def test_tables_show_floats_as_words_and_what_is_missing_as_a_dash():
     assert readable(table[["share"]], signed_points)["share"].tolist() == ["+4.38", "–"]
     assert signed_points(-0.01234) == "-1.23"
     assert readable(table.iloc[:0]).empty
+
+
+def test_tables_of_a_notebook_have_one_look():
+    with pd.option_context("display.float_format", None, "display.html.border", 1, "display.max_rows", 60):
+        display_settings(max_rows=4)
+        table = pd.DataFrame({"share": [0.123456] * 5})._repr_html_()
+    assert 'border="0"' in table
+    assert "<td>0.1235</td>" in table
+    assert "<td>...</td>" in table  # five rows are more than four
+    assert pd.options.display.float_format is None
