@@ -328,11 +328,6 @@ def check_together(configs: dict[str, StageConfig], origin: dict[str, str] | Non
     return configs | {"generate": generate.model_copy(update={"checkpoint_round": min(meant, last)})}
 
 
-def allowed(stage: str, name: str) -> str:
-    """Describe the values that a parameter of a stage may have."""
-    return allowed_words(STAGES[stage], name)
-
-
 def markdown_table() -> str:
     """Return the README's table of all parameters: stage, parameter, default, allowed values, meaning."""
     lines = ["| stage | parameter | default | allowed | meaning |", "|---|---|---|---|---|"]
@@ -341,7 +336,7 @@ def markdown_table() -> str:
             # :g, so that a whole float such as 1.0 reads 1
             default = f"{field.default:g}" if isinstance(field.default, float) else field.default
             default = "null" if default is None else default
-            cells = (stage, f"`{name}`", default, allowed(stage, name), field.description)
+            cells = (stage, f"`{name}`", default, allowed_words(model, name), field.description)
             # a bar in a cell would end it
             lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

@@ -125,7 +125,7 @@ def find_matches(
             bar.update(len(block.number))
     found.sort(key=lambda item: item[0])  # blocks regroup the pairs
     rows = [(texts.text(number), continuations.text(number), alignment) for number, alignment in found]
-    typings = [_untyped(row[2]) for row in rows] if typer is None else typer(rows, progress)
+    typings = [(alignment.kind, nan) for _, _, alignment in rows] if typer is None else typer(rows, progress)
     described = [_described(*row, *typing) for row, typing in zip(rows, typings, strict=True)]
     matches = candidates.iloc[[number for number, _ in found]][CANDIDATE_COLUMNS].reset_index(drop=True)
     return pd.concat([matches, _as_frame(described)], axis=1)
@@ -210,10 +210,6 @@ def _to_score(suffix: str, continuation: str, alignment: Alignment) -> Iterator[
     if alignment.kind == "paraphrase":
         for pairs in sentence_pairs_of(alignment, suffix, continuation):
             yield from (pair for pair in pairs if not identical(pair))
-
-
-def _untyped(alignment: Alignment) -> tuple[str, float]:
-    return alignment.kind, nan
 
 
 def _described(suffix: str, continuation: str, alignment: Alignment, kind: str | None, score: float) -> dict:

@@ -130,12 +130,12 @@ def split(dealt_rows: pd.DataFrame, quotas: pd.DataFrame) -> pd.DataFrame:
     given = dealt_rows["heldout"].to_numpy(bool) if "heldout" in dealt_rows else np.zeros(len(dealt_rows), bool)
     apart, dealt_rows = dealt_rows[given], dealt_rows[~given]
     for client, quota in enumerate(quotas.to_dict("records")):
-        hand = dealt_rows[dealt_rows["client"] == client]
+        held = dealt_rows[dealt_rows["client"] == client]
         wanted = {name: quota[name] for name in SPLITS}
-        places = _counts(hand, wanted) if _counted(quotas) else _shares(hand, wanted)
+        places = _counts(held, wanted) if _counted(quotas) else _shares(held, wanted)
         if places is None:
             raise PartitionError(_too_few(dealt_rows, quotas, client, wanted))
-        parts += [hand.iloc[slice(*places[name])].assign(split=name) for name in SPLITS]
+        parts += [held.iloc[slice(*places[name])].assign(split=name) for name in SPLITS]
         parts.append(apart[apart["client"] == client].assign(split="heldout"))
     return pd.concat(parts).rename(columns={"id": "row_id"})[COLUMNS].reset_index(drop=True)
 
@@ -211,29 +211,29 @@ def _ordered(pack: pd.DataFrame, names: np.ndarray, clients: np.ndarray, n_clien
     return dealt_rows.drop(columns="rank").reset_index(drop=True)
 
 
-def _begins(hand: pd.DataFrame) -> np.ndarray:
+def _begins(held: pd.DataFrame) -> np.ndarray:
     """The positions where a unit begins, and the end."""
-    names = hand["unit"].to_numpy()
+    names = held["unit"].to_numpy()
     return np.append(np.flatnonzero(np.append(True, names[1:] != names[:-1])) if len(names) else [], len(names)).astype(
         int
     )
 
 
-def _counts(hand: pd.DataFrame, wanted: Mapping[str, int]) -> dict[str, tuple[int, int]] | None:
+def _counts(held: pd.DataFrame, wanted: Mapping[str, int]) -> dict[str, tuple[int, int]] | None:
     """The (start, stop) of each split with exactly its count; None if the client has too few rows."""
-    begins, places, start = _begins(hand), {}, 0
+    begins, places, start = _begins(held), {}, 0
     for name in DEALT:
         stop = start + wanted[name]
-        if stop > len(hand):
+        if stop > len(held):
             return None
         places[name] = (start, stop)
         start = int(begins[np.searchsorted(begins, stop)])  # the next split starts with a new unit
     return places
 
 
-def _shares(hand: pd.DataFrame, wanted: Mapping[str, float]) -> dict[str, tuple[int, int]] | None:
+def _shares(held: pd.DataFrame, wanted: Mapping[str, float]) -> dict[str, tuple[int, int]] | None:
     """The (start, stop) of each split with its share, rounded up to whole units; None if one would be empty."""
-    begins, places, unit = _begins(hand), {}, 0
+    begins, places, unit = _begins(held), {}, 0
     left = [name for name in DEALT if wanted[name] > 0]
     # shares that sum to 1, up to rounding: the last split takes all remaining rows
     whole = abs(sum(wanted.values()) - 1) < 1e-9
@@ -241,7 +241,7 @@ def _shares(hand: pd.DataFrame, wanted: Mapping[str, float]) -> dict[str, tuple[
         start = unit
         if name in left:
             left.remove(name)
-            least = len(hand) if whole and not left else begins[start] + wanted[name] * len(hand)
+            least = len(held) if whole and not left else begins[start] + wanted[name] * len(held)
             # at least one unit for this split, and one left for each of the following ones
             unit = min(max(int(np.searchsorted(begins, least - 1e-6)), start + 1), len(begins) - 1 - len(left))
             if unit <= start:
@@ -251,19 +251,19 @@ def _shares(hand: pd.DataFrame, wanted: Mapping[str, float]) -> dict[str, tuple[
 
 
 def _too_few(dealt_rows: pd.DataFrame, quotas: pd.DataFrame, client: int, wanted: Mapping[str, float]) -> str:
-    hand = dealt_rows[dealt_rows["client"] == client]
-    own = sorted(hand["group"].unique())
+    held = dealt_rows[dealt_rows["client"] == client]
+    own = sorted(held["group"].unique())
     whose = f"client {client} (group {own[0]!r})" if len(own) == 1 and own[0] else f"client {client}"
     parts = " + ".join(f"{name} {count:g}" for name, count in wanted.items())
     if not _counted(quotas):
         return (
-            f"{whose} has {len(hand)} rows, too few for shares of {parts} with at least one row (and unit) in each: "
+            f"{whose} has {len(held)} rows, too few for shares of {parts} with at least one row (and unit) in each: "
             "lower n_clients, or raise the shares"
         )
     needed = sum(wanted.values())
     able = int((dealt_rows.groupby("client").size() >= needed).sum())
     return (
-        f"{whose} has {len(hand)} rows and needs {needed} ({parts}); {able} of {len(quotas)} clients have that many: "
+        f"{whose} has {len(held)} rows and needs {needed} ({parts}); {able} of {len(quotas)} clients have that many: "
         "lower train_rows, test_rows or heldout_rows, lower n_clients"
         # advised only when the corpus as a whole has enough rows
         + (", or take partitioner 'iid'" if len(dealt_rows) >= _needs(quotas)[client] * len(quotas) else "")
