@@ -312,8 +312,8 @@ def test_a_call_changed_in_notebook_3_changes_the_runs_result(tiny, tmp_path):
     shutil.copytree(results, tmp_path / "results")
     notebook = checkout / "notebooks" / "3_generate.ipynb"
     source = notebook.read_text()
-    assert source.count("seed=config.decode_seed,") == 1
-    notebook.write_text(source.replace("seed=config.decode_seed,", "seed=config.decode_seed + 1,"))
+    assert source.count("seed=config.sample_seed)") == 1
+    notebook.write_text(source.replace("seed=config.sample_seed)", "seed=config.sample_seed + 1)"))
 
     plan = fedmem("plan", study, results=tmp_path / "results", checkout=checkout)
     assert re.search(r"generate .* stale: the code has changed", plan.stdout)
