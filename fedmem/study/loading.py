@@ -7,7 +7,7 @@ in `fedmem.config.stages`.
 A study's keys: `title`, `note`; `base` (a file of params/base); `parameters`; `bases: {small: {…}}`, parameters that
 hold on that base alone (sizes, mostly); `grid: {parameter: [values]}`, whose product makes the runs; `points: {name:
 {…}}`, named sets of parameters that change together, each combined with every point of the grid; `include: [studies]`;
-`resources: {stage: {mem_mb, runtime, disk_mb, gpu}}`, what a stage shall ask of a cluster.
+`resources: {stage: {mem_mb, runtime, disk_mb, gpu}}`, what a stage asks of a cluster.
 A base's keys: parameters, `resources`, and `models: {alias: name}`; an alias may be a mapping, `{model: name, …}`, of
 parameters that this model needs.
 """
