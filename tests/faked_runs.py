@@ -11,7 +11,7 @@ import pandas as pd
 from fedmem.analyze import exclusions, ratios
 from fedmem.analyze.counting import Counts
 from fedmem.results import studies
-from fedmem.train.utility import UTILITY
+from fedmem.train.history import UTILITY
 
 PROMPTS = 20  # of each client
 

@@ -8,7 +8,7 @@ import pytest
 from fedmem.config.vocabulary import POOLED
 from fedmem.display.drawing import READABLE_CLIENTS, save_figure
 from fedmem.train import figures
-from fedmem.train.utility import UTILITY, with_weighted_means
+from fedmem.train.history import UTILITY, with_weighted_means
 
 
 def table(n_clients=3, metrics=("rouge_l",), rounds=(0, 12), undefined=()) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from fedmem.models.loading import load_model, load_tokenizer
 from fedmem.results.work import begin_stage
 from fedmem.train import evaluation
 from fedmem.train.evaluation import answer_prompt, answer_scores, class_label, measure, rouge_l
-from fedmem.train.utility import UTILITY, utility_of_run, with_weighted_means
+from fedmem.train.history import UTILITY, utility_of_run, with_weighted_means
 
 INSTRUCTION = "Which section is this from: methods, results?"
 TEXTS = ("Rest eased the pain of the knee.", "Nurses tried ice.", "After supper the ankle was sore, and heat helped.")
@@ -326,5 +326,5 @@ def test_a_runs_columns_are_those_of_its_checkpoint_round(tmp_path, monkeypatch)
 
 
 def test_the_table_needs_no_torch():
-    code = "import sys, fedmem.train.utility; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    code = "import sys, fedmem.train.history; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,7 +1,7 @@
 """Utility of a model on test rows, and its perplexity on rows that it was trained on and rows that it was not.
 
 The functions measure one given model, before or after training; they do not depend on how it was trained or stored. The
-result is the table of `fedmem.train.utility`.
+result is the table of `fedmem.train.history`.
 
 Selection of rows: the first rows of a client by the SHA-256 of their row_id. The order is the same in every run, so a
 larger selection contains the smaller ones. Test and held-out rows whose input a client trained on are never selected,
@@ -24,8 +24,8 @@ from fedmem.models.config_files import context_tokens
 from fedmem.models.decoding import Decoding
 from fedmem.models.examples import encode, render
 from fedmem.models.text_generation import Written, write
+from fedmem.train.history import UTILITY
 from fedmem.train.local_training import evaluate_loss, quiet_libraries
-from fedmem.train.utility import UTILITY
 
 BATCH = 16  # rows per batch; not config.batch_size, which belongs to training and must not change these figures
 
@@ -42,7 +42,7 @@ def measure(
     server_round: written into the table; 0 for the model before training.
     clients: ids of the clients to measure; None: all. Call once per client if each has its own model.
 
-    Returns a DataFrame with the columns UTILITY, without rows of POOLED; `utility.with_weighted_means` adds the mean.
+    Returns a DataFrame with the columns UTILITY, without rows of POOLED; `with_weighted_means` adds the mean.
     Nothing is
     random. A client's figures do not depend on which other clients are measured, except where two tokens' scores are
     equal up to float rounding.

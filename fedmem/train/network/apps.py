@@ -77,9 +77,8 @@ def _train(grid: ClientGrid, context: Context, work: Work, dealt: Stage) -> str:
     from fedmem.train import evaluation
     from fedmem.train.checkpoints import Checkpoints
     from fedmem.train.federation import client_datasets, make_server_app
-    from fedmem.train.history import History
+    from fedmem.train.history import History, with_weighted_means
     from fedmem.train.strategies import make_strategy
-    from fedmem.train.utility import with_weighted_means
     from fedmem.train.weights import get_arrays  # they import torch, which the roll call does not need
 
     config, rows, task = work.config, dealt.table("rows"), dealt.config.task
