@@ -17,12 +17,12 @@ import pytest
 
 from fedmem.cli import main
 from fedmem.config.stages import DetectConfig
+from fedmem.retrieval import open_engine
 from fedmem.retrieval.elasticsearch import engine as elasticsearch_engine
 from fedmem.retrieval.elasticsearch import orphaned_indices
 from fedmem.retrieval.elasticsearch.engine import Elastic
 from fedmem.retrieval.elasticsearch.orphaned_indices import NAME
 from fedmem.retrieval.elasticsearch.server import Connection, ElasticError, Patience
-from fedmem.retrieval.engines import open_engine
 
 CLIENT = elasticsearch.__version__[0]
 QUICK = Patience(answer_s=0.5, attempts=4, first_pause_s=0.01, longest_pause_s=0.02)

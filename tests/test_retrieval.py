@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedmem.retrieval import bm25
+from fedmem.retrieval import bm25, open_engine
 from fedmem.retrieval.bm25 import BM25Index
-from fedmem.retrieval.engines import open_engine
 from fedmem.retrieval.index import Index
 from fedmem.retrieval.tokens import _lower, _unicode_words, query_terms, stop_words, tokens
 

@@ -31,7 +31,7 @@ def find_candidates(
 
     prefixes: table with prefix_id, client, continuation. suffixes: table with suffix_id, client, member, suffix.
     top_n: suffixes per continuation and index, ≥ 1.
-    engine: the ranking engine, from `fedmem.retrieval.engines.open_engine` (default: the embedded one).
+    engine: the ranking engine, from `fedmem.retrieval.open_engine` (default: the embedded one).
     max_query_terms: number of distinct words of a query that are kept, ≥ 1; `retrieval_record` lists the queries that
     lose some.
     progress: whether to show a progress bar.
