@@ -6,10 +6,8 @@ Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", se
 B zero at the start.
 """
 
-import contextlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -121,8 +119,7 @@ def merge(adapted: PeftModel):
 def _targets(model, config) -> str | list[str]:
     if config.lora_targets == "all-linear":
         return config.lora_targets  # peft's own keyword for all linear layers except the output head
-    targets: Sequence[str] = config.lora_targets
-    targets = [targets] if isinstance(targets, str) else targets
+    targets = [config.lora_targets] if isinstance(config.lora_targets, str) else list(config.lora_targets)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     # merging an adapter into a tied output head would change the input embeddings as well
     tied = head is not None and head.weight is embeddings.weight
@@ -139,20 +136,14 @@ def _targets(model, config) -> str | list[str]:
                 f"{' (its tied output head cannot have adapters)' if tied else ''}; expected all-linear, or a list "
                 f"of: {', '.join(there)}"
             )
-    return list(targets)
+    return targets
 
 
 def _wrap(model, lora: LoraConfig, seed: int) -> PeftModel:
     # peft draws A from the global generator; the fork keeps the caller's random state
-    with _silent(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(model, lora).eval()
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Hide two of peft's warnings that the caller cannot act on: a deprecated transformers name, and Conv1D layers."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        # two warnings that the caller cannot act on: a deprecated name in transformers, and Conv1D layers
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*", category=UserWarning)
-        yield
+        torch.manual_seed(seed)
+        return get_peft_model(model, lora).eval()

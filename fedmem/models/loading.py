@@ -33,7 +33,9 @@ def model_location(name: str) -> str:
         from fedmem.models.presets import cache  # imported here because it imports this module
 
         return str(cache.get_or_build(name)) if digest(name) else cache.hub_id_if_reachable(name)
-    return name if folder is None else str(_complete_folder(name, folder))
+    if folder is not None and (reason := why_unloadable(folder)):
+        raise ModelError(f"model {name!r}: cannot be loaded: {reason}")
+    return name if folder is None else str(folder)
 
 
 def load_model(
@@ -113,12 +115,6 @@ def load_tokenizer(name: str):
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # safe: the attention mask marks padding, not the id
     return tokenizer
-
-
-def _complete_folder(name: str, folder: Path) -> Path:
-    if reason := why_unloadable(folder):
-        raise ModelError(f"model {name!r}: cannot be loaded: {reason}")
-    return folder
 
 
 def _dtype(precision: str) -> torch.dtype:

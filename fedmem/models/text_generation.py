@@ -59,9 +59,8 @@ def write(
         for first in range(0, len(order), batch_size):
             places = order[first : first + batch_size]
             batch = [prompts[i] for i in places]
-            for place, new in zip(
-                places, _generate(model, tokenizer, batch, decoding, max_new_tokens, seed, stops), strict=True
-            ):
+            ids = _generate(model, tokenizer, batch, decoding, max_new_tokens, seed, stops)
+            for place, new in zip(places, ids, strict=True):
                 written[place] = _ended(tokenizer, prompts[place], new, stops)
             bar.update(len(places))
     return [written[i] for i in range(len(prompts))]

@@ -112,7 +112,9 @@ def _make(name: str) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         (build if name in RECIPES else _convert)(name, partial)
-        _sign(partial, name)
+        manifest = partial / "manifest.json"  # signed last: without the digest, the folder counts as incomplete
+        signed = json.loads(manifest.read_text(encoding="utf-8")) | {"made_of": build_digest(name)}
+        manifest.write_text(json.dumps(signed, indent=2) + "\n", encoding="utf-8")
         if folder.exists():  # os.replace cannot replace a folder that is not empty
             folder.rename(former)
         os.replace(partial, folder)
@@ -138,10 +140,3 @@ def _convert(name: str, folder: Path) -> None:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(path.parent, **settings).save_pretrained(folder)
     (folder / "manifest.json").write_text(json.dumps(asdict(source), indent=2) + "\n", encoding="utf-8")
-
-
-def _sign(folder: Path, name: str) -> None:
-    """Add the digest of the recipe and the code to the manifest, which is the last file written."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) | {"made_of": build_digest(name)}
-    path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
