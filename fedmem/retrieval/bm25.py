@@ -4,14 +4,12 @@ tantivy adds single-precision numbers in an order that varies, so texts whose sc
 are put in order again here, with Lucene's own arithmetic: ties then go to the lowest row, as in Lucene.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tantivy
@@ -57,7 +55,7 @@ class BM25Index(Index):
         self._inverse_norm = {length: one / (k1 * ((one - b) + b * value / mean)) for length, value in kept.items()}
 
     @classmethod
-    def build(cls, texts: Iterable[str]) -> BM25Index:
+    def build(cls, texts: Iterable[str]) -> Self:
         """Index `texts`; the row of a hit is its position. Raises TypeError for a single string or another type."""
         texts = [" ".join(tokens(text)) for text in strings(texts, "texts")]
         schema = tantivy.SchemaBuilder().add_integer_field("row", stored=False, fast=True)
@@ -83,10 +81,8 @@ class BM25Index(Index):
     def _best(self, terms: Mapping[str, int], top_n: int) -> Hits:
         if not terms or not self._n:
             return []
-        hits = self._hits(terms, top_n)
-        settled = []
-        for group in _near_ties(hits):
-            settled += self._settled(group, terms) if len(group) > 1 else group
+        groups = _near_ties(self._hits(terms, top_n))
+        settled = [hit for group in groups for hit in (self._settled(group, terms) if len(group) > 1 else group)]
         return sorted(settled, key=lambda hit: (-hit[1], hit[0]))[:top_n]
 
     def _hits(self, terms: Mapping[str, int], top_n: int) -> Hits:

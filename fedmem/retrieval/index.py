@@ -1,7 +1,5 @@
 """What every engine's indices have in common. An index ranks the texts that it was built from and answers with rows."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager

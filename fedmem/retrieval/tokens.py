@@ -1,7 +1,5 @@
 """Lucene's tokens, and the terms of a query: made here for every engine, so that all of them rank alike."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -67,28 +65,17 @@ def _unicode_words(text: str) -> Iterable[str]:
     while match := _WORD.search(text, position):
         if len(match[0].encode("utf-16-le")) > 2 * MAX_TOKEN_CHARS:
             # Lucene reads through a window of 255 units and reads the rest as if the text began there
-            match = _WORD.match(text, match.start(), match.start() + _window(text, match.start()))
+            units = match[0].encode("utf-16-le")[: 2 * MAX_TOKEN_CHARS]
+            window = len(units.decode("utf-16-le", errors="ignore"))  # without half a surrogate pair at the end
+            match = _WORD.match(text, match.start(), match.start() + window)
         yield match[0]
         position = match.end()
 
 
-def _window(text: str, start: int) -> int:
-    """Number of characters from `start` on that fit in 255 UTF-16 units."""
-    units = 0
-    for length, char in enumerate(text[start : start + MAX_TOKEN_CHARS]):
-        units += 1 + (char > "\uffff")
-        if units > MAX_TOKEN_CHARS:
-            return length
-    return MAX_TOKEN_CHARS
-
-
 def _lower(token: str) -> str:
     # Python's lower() differs for two letters: İ becomes two characters, and a Σ at the end of a word becomes ς
-    return token.replace("İ", "i").lower() if "Σ" not in token else "".join(map(_lower_char, token))
-
-
-def _lower_char(char: str) -> str:
-    return "i" if char == "İ" else char.lower()
+    token = token.replace("İ", "i")
+    return token.lower() if "Σ" not in token else "".join(map(str.lower, token))
 
 
 @cache

@@ -8,8 +8,6 @@ describes, exists while it is searched, and is deleted by its exact name. This m
 clients or matches.
 """
 
-from __future__ import annotations
-
 import re
 import uuid
 import warnings
@@ -69,7 +67,7 @@ class Elastic:
         return self._found
 
     @contextmanager
-    def index(self, texts: Iterable[str], label: str = "texts") -> Iterator[ElasticIndex]:
+    def index(self, texts: Iterable[str], label: str = "texts") -> Iterator["ElasticIndex"]:
         """Build an index of `texts`; delete it when the context ends, even after an error.
 
         Raises ElasticError when a text could not be indexed: a partial index is never searched.

@@ -5,8 +5,6 @@ that all of fedmem's indices share. The alias lists them by an exact name; a pat
 Indices are deleted one by one, by exact name, and only with the tag. No request uses a wildcard or `_all`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket
@@ -81,6 +79,4 @@ def remove(server: Server, name: str) -> None:
 
 def _in_use(known: Mapping[str, Any]) -> bool | None:
     """Whether the process that created an index is running; None for another host, where it cannot be checked."""
-    if known["host"] != socket.gethostname():
-        return None
-    return psutil.pid_exists(known["pid"])
+    return psutil.pid_exists(known["pid"]) if known["host"] == socket.gethostname() else None

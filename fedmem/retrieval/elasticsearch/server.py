@@ -6,14 +6,12 @@ are retried a bounded number of times; any other failure is an error that names 
 This module does not depend on indices.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import elasticsearch
@@ -62,7 +60,7 @@ class Patience(NamedTuple):
     first_pause_s: float = 1.0
     longest_pause_s: float = 30.0  # 1 + 2 + 4 + 8 + 16 + 30: a minute, enough for a node to restart
 
-    def less(self) -> Patience:
+    def less(self) -> Self:
         """Return a shorter patience of at most three attempts, for requests that do not justify a minute."""
         return self._replace(attempts=min(3, self.attempts))
 
@@ -88,7 +86,7 @@ class Connection:
     fingerprint: str | None = None
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Connection:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Read FEDMEM_ES_URL, _USER and _PASSWORD or _API_KEY, _CA, _FINGERPRINT; an empty variable counts as unset.
 
         Raises ElasticError when FEDMEM_ES_URL is not set, or as the class does.
