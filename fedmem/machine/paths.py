@@ -46,6 +46,15 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty when the file is missing, cannot be read, or holds anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def hub_home() -> Path:
     """Return the cache folder of the hub's libraries."""
     # repeats the rules of the hub's libraries, which planning does not import

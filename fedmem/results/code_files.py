@@ -5,8 +5,6 @@ stale what it can change, and nothing else. Modules that only show results (`fed
 figures and sentences) do not count for the stages before the analysis: a new caption must not cost a GPU training.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

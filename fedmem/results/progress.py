@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+from fedmem.machine.paths import read_object
+
 KEPT = ".progress"  # the heartbeat and the progress; never published with the stage
 
 BEAT_SECONDS, DEAD_SECONDS = 30, 600
@@ -160,8 +162,5 @@ def _worked_on(folder: Path) -> float:
 
 
 def _record(folder: Path) -> dict:
-    try:
-        record = json.loads((folder / KEPT / "record.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) and {"made", "value", "arrays", "seconds"} <= record.keys() else {}
+    record = read_object(folder / KEPT / "record.json")
+    return record if {"made", "value", "arrays", "seconds"} <= record.keys() else {}

@@ -6,6 +6,7 @@ What the hash covers is in `fedmem.results.identity`. This module does not depen
 
 import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,10 +64,16 @@ class Stage:
         record = self.manifest["parents"]
         return open_stage(self.folder.parent.parent / record[0]["folder"]) if record else None
 
+    def lineage(self) -> Iterator["Stage"]:
+        """This stage, its parent, and so on up to the partition; each is opened when its turn comes."""
+        yield self
+        if self.parent:
+            yield from self.parent.lineage()
+
     @property
     def configs(self) -> dict[str, StageConfig]:
         """The resolved parameters of the stage and of its ancestors, by name of the stage, the partition's first."""
-        return (self.parent.configs if self.parent else {}) | {self.name: self.config}
+        return {stage.name: stage.config for stage in reversed(list(self.lineage()))}
 
     @property
     def parent_changed(self) -> bool:
@@ -75,12 +82,10 @@ class Stage:
 
     def ancestor(self, name: str) -> "Stage":
         """This stage or its ancestor of that name. Raises StageError if no ancestor has the name."""
-        stage = self
-        while stage is not None and stage.name != name:
-            stage = stage.parent
-        if stage is None:
-            raise StageError(f"{self.folder} does not descend from a {name} stage")
-        return stage
+        for stage in self.lineage():
+            if stage.name == name:
+                return stage
+        raise StageError(f"{self.folder} does not descend from a {name} stage")
 
     def path(self, name: str) -> Path:
         """Path of one published file or folder. Raises StageError if it does not exist."""

@@ -49,12 +49,9 @@ def open_study(name: str) -> tuple[dict, dict[str, Stage]]:
     study of one run. Raises StageError if there is no such study or its description is not valid.
     """
     if name == "latest":
-        stage, folders, parameters = find_stage("analyze"), {}, {}
-        ancestor = stage
-        while ancestor is not None:
-            folders[ancestor.name] = f"{ancestor.name}/{ancestor.folder.name}"
-            parameters = ancestor.config.model_dump() | parameters
-            ancestor = ancestor.parent
+        stage = find_stage("analyze")
+        folders = {one.name: f"{one.name}/{one.folder.name}" for one in stage.lineage()}
+        parameters = {k: v for config in stage.configs.values() for k, v in config.model_dump().items()}
         run = {"name": "latest", "parameters": parameters, "stages": folders}
         return {"name": name, "title": "The newest analysis", "note": "", "runs": [run]}, {"latest": stage}
     folder = study_folder(name)
@@ -86,14 +83,13 @@ def run_table(description: dict, analyses: dict[str, Stage]):
 
     rows, code = {}, {stage: digest_of(code_files(stage)) for stage in STAGES}
     for run in description["runs"]:
-        stages, stage = {}, analyses.get(run["name"])
-        state = "finished" if stage else _unfinished(run)
-        while stage is not None:
-            stages[f"seconds_{stage.name}"] = stage.manifest["seconds"]
-            if stage.manifest["code"] != code[stage.name] or stage.parent_changed:
-                state = "stale"
-            stage = stage.parent
-        rows[run["name"]] = {"state": state} | run["parameters"] | dict(reversed(stages.items()))
+        analysis = analyses.get(run["name"])
+        stages = list(analysis.lineage()) if analysis else []
+        state = "finished" if analysis else _unfinished(run)
+        if any(stage.manifest["code"] != code[stage.name] or stage.parent_changed for stage in stages):
+            state = "stale"
+        seconds = {f"seconds_{stage.name}": stage.manifest["seconds"] for stage in reversed(stages)}
+        rows[run["name"]] = {"state": state} | run["parameters"] | seconds
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
 
 

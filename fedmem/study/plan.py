@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmem.config.stages import STAGES
-from fedmem.machine.paths import digest_of, results_root
+from fedmem.machine.paths import digest_of, read_object, results_root
 from fedmem.results.code_files import changed_files, code_files
 from fedmem.results.stage import StageError, open_stage
 from fedmem.results.studies import report_identity
@@ -127,10 +127,9 @@ def report_job(name: str, after: list[str] | None = None) -> dict[str, Any]:
 
 def _entry(id_: str, stage: str, folder: Path, parameters: dict, after: list[str]) -> dict[str, Any]:
     # absolute, since a job may run in another process and folder than the command
-    environment = {"FEDMEM_RESULTS": str(results_root())}
     return {
         "id": id_, "stage": stage, "folder": str(folder), "parameters": parameters, "after": after,
-        "environment": environment, "threads": 1,
+        "environment": {"FEDMEM_RESULTS": str(results_root())}, "threads": 1,
     }  # fmt: skip
 
 
@@ -140,12 +139,8 @@ def description_of(study: Study) -> str:
 
 def _is_described(study: Study) -> bool:
     """Whether `study.json` in the study's folder describes this study."""
-    try:
-        described = json.loads((study.folder / DESCRIPTION).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return False
     # both from JSON: tuples and keys that are not strings compare equal only after a round trip
-    return described == json.loads(description_of(study))
+    return read_object(study.folder / DESCRIPTION) == json.loads(description_of(study))
 
 
 def write_description(study: Study) -> None:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fedmem.machine.locks import lock
-from fedmem.machine.paths import PACKAGE, digest_of, file_digest, results_root
+from fedmem.machine.paths import PACKAGE, digest_of, file_digest, read_object, results_root
 from fedmem.models.config_files import ModelError
 from fedmem.models.presets.pretraining import build
 from fedmem.models.presets.recipes import RECIPES, WHEELS, digest
@@ -82,11 +82,8 @@ def hub_id_if_reachable(name: str) -> str:
 
 
 def _fits(name: str) -> bool:
-    try:
-        manifest = json.loads((preset_folder(name) / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False  # a folder without a readable manifest is incomplete: it is built again
-    return isinstance(manifest, dict) and manifest.get("made_of") == build_digest(name)
+    # a folder without a readable manifest is incomplete: it is built again
+    return read_object(preset_folder(name) / "manifest.json").get("made_of") == build_digest(name)
 
 
 @contextlib.contextmanager
