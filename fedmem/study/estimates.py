@@ -6,8 +6,6 @@ seconds by the rule differ least in ratio, if that ratio is at most NEAR. These 
 machine and an evening by.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

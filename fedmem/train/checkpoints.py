@@ -97,17 +97,6 @@ class FromRound(strategies.Strategy):
         self.strategy.summary()
 
 
-def _remembered(strategy) -> dict[str, object]:
-    """Return the attributes that hold arrays: moments, momentum, current weights."""
-    # by type, not by a list of names: Flower's strategies keep their state in attributes of different names
-    held = {}
-    for name, value in vars(strategy).items():
-        items = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
-        if not name.startswith("_") and items and all(isinstance(item, np.ndarray | Array) for item in items):
-            held[name] = value
-    return held
-
-
 def _innermost(strategy):
     # wrappers such as FromRound hold no state of their own; the strategy inside them does
     while hasattr(strategy, "strategy"):
@@ -121,11 +110,13 @@ def state_of(strategy) -> dict[str, np.ndarray]:
     The name includes the place because files of arrays keep no order, and some strategies pair arrays by their order.
     """
     arrays = {}
-    for name, value in _remembered(_innermost(strategy)).items():
+    for name, value in vars(_innermost(strategy)).items():
         kind = "list" if isinstance(value, list) else "record" if isinstance(value, ArrayRecord) else "dict"
-        items = enumerate(value) if kind == "list" else value.items()
-        for place, (key, array) in enumerate(items):
-            arrays[f"{name}/{kind}/{place}/{key}"] = array.numpy() if kind == "record" else array
+        items = list(value.items() if isinstance(value, Mapping) else enumerate(value) if kind == "list" else ())
+        # by type, not by a list of names: Flower's strategies keep moments and momentum in attributes of various names
+        if not name.startswith("_") and all(isinstance(item, np.ndarray | Array) for _, item in items):
+            for place, (key, array) in enumerate(items):
+                arrays[f"{name}/{kind}/{place}/{key}"] = array.numpy() if kind == "record" else array
     return arrays
 
 

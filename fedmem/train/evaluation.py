@@ -8,8 +8,6 @@ larger selection contains the smaller ones. Test and held-out rows whose input a
 because the model has seen them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ from fedmem.train.in_process_grid import (
     ServerApp,
     clipping,
 )
-from fedmem.train.local_training import LocalResult, derive_seed, quiet_libraries, steps_per_round, train_locally
+from fedmem.train.local_training import derive_seed, quiet_libraries, steps_per_round, train_locally
 from fedmem.train.weights import drift, get_arrays, set_arrays
 
 
@@ -121,12 +121,7 @@ def train_client(message: Message, client: int, model, rows: Sequence, config) -
     moved = drift(arrays, received)
     if not moved:  # checked here because clipping divides by it
         raise FederatedError("its weights did not change at all. Raise learning_rate or local_epochs.")
-    metrics = _reply_metrics(client, result, moved, time.perf_counter() - begun)
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-
-def _reply_metrics(client: int, result: LocalResult, moved: float, seconds: float) -> MetricRecord:
-    return MetricRecord(
+    metrics = MetricRecord(
         {
             "num-examples": result.n_examples,
             "client": client,
@@ -135,9 +130,10 @@ def _reply_metrics(client: int, result: LocalResult, moved: float, seconds: floa
             "drift": moved,
             "tokens": result.tokens,
             "steps": result.steps,
-            "seconds": seconds,
+            "seconds": time.perf_counter() - begun,
         }
     )
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
 def make_client_app(model, datasets: Mapping[int, Sequence], config) -> ClientApp:

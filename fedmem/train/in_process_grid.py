@@ -15,35 +15,15 @@ from pathlib import Path
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ.setdefault("FLWR_HOME", str(Path(tempfile.gettempdir()) / "fedmem-flower"))  # else ~/.flwr
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+# unused names are imported for the other modules of fedmem
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict  # noqa: F401
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp import strategy as strategies
-from flwr.serverapp.strategy import Result
+from flwr.serverapp import strategy as strategies  # noqa: F401
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from tqdm import tqdm
-
-__all__ = [
-    "Array",
-    "ArrayRecord",
-    "ClientApp",
-    "ConfigRecord",
-    "Context",
-    "FederatedError",
-    "Grid",
-    "InProcessGrid",
-    "Message",
-    "MetricRecord",
-    "RecordDict",
-    "Result",
-    "ServerApp",
-    "ServerGrid",
-    "clipping",
-    "named",
-    "strategies",
-]
 
 RUN_ID = 1
 SERVER_NODE = 1_000_000_000  # any id that no client has

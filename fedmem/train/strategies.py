@@ -191,12 +191,9 @@ def strategy_names() -> list[str]:
 
     Those for gradient-boosted trees (Xgb) are excluded: they aggregate trees, not arrays.
     """
-    found = {name: getattr(strategies, name) for name in strategies.__all__}
-    return sorted(
-        name
-        for name, found in found.items()
-        if inspect.isclass(found) and issubclass(found, strategies.FedAvg) and "Xgb" not in name
-    )
+    classes = {name: found for name, found in vars(strategies).items() if inspect.isclass(found)}
+    averaging = {name for name, found in classes.items() if issubclass(found, strategies.FedAvg) and "Xgb" not in name}
+    return sorted(averaging & set(strategies.__all__))
 
 
 def options_of(algorithm: str) -> dict[str, inspect.Parameter]:
@@ -319,7 +316,7 @@ def describe(config) -> str:
     weights of client j after local training, and n_j the number of rows it used. Raises FederatedError when
     strategy_options contains an option that the algorithm does not have.
     """
-    lines, noisy = list(FORMULAS[config.algorithm]), _clips(config)
+    lines, noisy = list(FORMULAS[config.algorithm]), config.federates and config.update_clip is not None
     # clipping comes before the aggregation, which is the last line; noise comes after it
     if noisy:
         lines.insert(-1, f"w_j ← w_t + (w_j − w_t) · min(1, C ∕ ‖w_j − w_t‖)   ({CLIPPING})")
@@ -339,12 +336,7 @@ def _settings(config) -> list[str]:
     if config.algorithm == "fedprox":
         settings.append(f"μ = {config.proximal_mu:g}")
     # options that are not set take part in the formulas with the strategy's own defaults
-    if config.algorithm not in ("central", "local"):
+    if config.federates:
         defaults = {name: p.default for name, p in options_of(config.algorithm).items() if p.default is not p.empty}
         settings += [f"{name} = {value}" for name, value in (defaults | config.strategy_options).items()]
     return settings
-
-
-def _clips(config) -> bool:
-    # central and local have a single client per federation, and are not clipped
-    return config.update_clip is not None and config.algorithm not in ("none", "central", "local")

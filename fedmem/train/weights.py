@@ -16,9 +16,8 @@ from fedmem.train.local_trainer import trained_parameters
 def get_arrays(model) -> ArrayRecord:
     """The trained parameters as Flower sends them: fp32 in host memory, a tied parameter once."""
     arrays = ArrayRecord()
-    for name, parameter in trained_parameters(
-        model
-    ).items():  # one by one: all at once would hold another model on the GPU
+    for name, parameter in trained_parameters(model).items():
+        # one by one: all at once would hold another model on the GPU
         arrays[name] = Array(parameter.detach().float().cpu().contiguous().numpy())
     return arrays
 

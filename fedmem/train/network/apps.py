@@ -35,8 +35,6 @@ from fedmem.train.in_process_grid import (
 from fedmem.train.network.client_folders import read_client, rows_digest
 from fedmem.train.network.nodes import ClientGrid, log, refuse_telemetry, wait_for_clients
 
-__all__ = ["client_app", "server_app"]
-
 server_app, client_app = ServerApp(), ClientApp()
 
 
@@ -60,7 +58,7 @@ def serve(grid, context: Context) -> None:
         "clients": len(digests),
         # nodes run their own installation: different code could give other weights
         "code": module_digest(__name__),
-        "model": _model(config),
+        "model": outside_digests(config).get("model", ""),  # "" for a hub id, which every machine downloads itself
     }
     nodes = wait_for_clients(grid, expected, digests, settings["wait_seconds"])
     log.info("all clients are connected: %s, on nodes %s", sorted(nodes), [nodes[client] for client in sorted(nodes)])
@@ -105,7 +103,7 @@ def answer(message: Message, context: Context) -> Message:
             "client": context.node_config["partition-id"],
             "clients": context.node_config["num-partitions"],
             "code": module_digest(__name__),
-            "model": _model(config),
+            "model": outside_digests(config).get("model", ""),
             "rows": rows_digest(rows),
         }
         return Message(RecordDict({"config": ConfigRecord(mine)}), reply_to=message)
@@ -161,9 +159,3 @@ def _config(message: Message, context: Context) -> TrainConfig:
     """Return the parameters that the server sent, with the node's own model and device if it states them."""
     own = {name: context.node_config[name] for name in ("model", "device") if name in context.node_config}
     return TrainConfig.create(json.loads(message.content["config"]["parameters"]) | own)
-
-
-def _model(config: TrainConfig) -> str:
-    """Return the digest of the local model folder; "" for a hub id, which every machine downloads itself."""
-    digests = outside_digests(config)
-    return digests.get("model", "")
