@@ -12,9 +12,8 @@ import hashlib
 import json
 import platform
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,15 +21,7 @@ import pandas as pd
 import tokenizers
 import torch
 from tqdm import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2Tokenizer,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2Tokenizer,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from fedmem.config.yaml_files import read
 from fedmem.corpus.synthetic import public_texts
@@ -78,9 +69,9 @@ def build_tokenizer(recipe: Recipe, texts: list[str]):
     return tokenizer
 
 
-def random_model(seed: int = 0, recipe: Recipe | None = None):
+def random_model(seed: int, recipe: Recipe):
     """Return an untrained model of the recipe's sizes (float32, evaluation mode) and its tokenizer."""
-    recipe = replace(recipe or RECIPES["tiny-qwen2"], seed=seed)
+    recipe = replace(recipe, seed=seed)
     rows = public_texts(recipe.tokenizer_rows, recipe.seed).to_dict("records")
     parts = ("user", "input", "instruction", "assistant", "output")  # parts of a row, and the two roles of the template
     tokenizer = build_tokenizer(recipe, [row.get(part, part) for row in rows for part in parts])
@@ -91,39 +82,29 @@ def random_model(seed: int = 0, recipe: Recipe | None = None):
 
 def configuration(recipe: Recipe, tokenizer):
     """The configuration of the recipe's architecture. GPT-2 has no dropout: a model this small cannot learn with it."""
-    common = {
+    settings = {
         "vocab_size": len(tokenizer),
         "tie_word_embeddings": True,  # most parameters of a model this small are its embeddings
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
+        "hidden_size": recipe.hidden_size,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "max_position_embeddings": recipe.context_tokens,
     }
     if recipe.architecture == "gpt2":
-        return GPT2Config(
-            n_embd=recipe.hidden_size,
-            n_layer=recipe.layers,
-            n_head=recipe.heads,
-            n_inner=recipe.intermediate_size,
-            n_positions=recipe.context_tokens,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-            **common,
-        )
-    return (LlamaConfig if recipe.architecture == "llama" else Qwen2Config)(
-        hidden_size=recipe.hidden_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        intermediate_size=recipe.intermediate_size,
-        max_position_embeddings=recipe.context_tokens,
-        **common,
-    )
+        settings |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return AutoConfig.for_model("gpt2", n_inner=recipe.intermediate_size, **settings)
+    settings |= {"intermediate_size": recipe.intermediate_size, "num_key_value_heads": recipe.heads}
+    return AutoConfig.for_model(recipe.architecture, **settings)
 
 
-def pretrain(recipe: Recipe, on_step: Callable[[int, int], None] | None = None):
+def pretrain(recipe: Recipe, name: str | None = None):
     """Train a model by its recipe. Returns the model, its tokenizer, and {losses: one per step, corpus_sha256}.
 
     In each part the learning rate rises over `warmup_steps`. Then it falls linearly to zero in the first part and stays
-    constant in the second. `on_step(step, n_steps)` is called after each step.
+    constant in the second. name: what a progress bar is called; None: no bar.
     """
     model, tokenizer = random_model(recipe.seed, recipe)
     rows = public_texts(recipe.steps * recipe.rows_per_step, recipe.seed)
@@ -131,7 +112,7 @@ def pretrain(recipe: Recipe, on_step: Callable[[int, int], None] | None = None):
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=recipe.weight_decay)
     model.train()
     losses = []
-    for step, (batch, rate) in enumerate(plan):
+    for batch, rate in tqdm(plan, desc=name, unit="step", mininterval=5, disable=name is None):
         optimizer.param_groups[0]["lr"] = rate
         loss = model(**pad_batch(batch)).loss
         loss.backward()
@@ -139,8 +120,6 @@ def pretrain(recipe: Recipe, on_step: Callable[[int, int], None] | None = None):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if on_step:
-            on_step(step, len(plan))
     return model.eval(), tokenizer, {"losses": losses, "corpus_sha256": corpus_digest(rows)}
 
 
@@ -179,9 +158,7 @@ def build(name: str, folder: Path) -> None:
     recipe, threads = RECIPES[name], torch.get_num_threads()
     torch.set_num_threads(1)  # the order of sums depends on the number of threads, and so would the bytes
     try:
-        with tqdm(desc=name, unit="step", mininterval=5) as bar:
-            model, tokenizer, record = pretrain(recipe, on_step=partial(_show, bar))
-        save(folder, recipe, model, tokenizer, record)
+        save(folder, recipe, *pretrain(recipe, name))
     finally:
         torch.set_num_threads(threads)
 
@@ -210,11 +187,6 @@ def _plan(recipe: Recipe, items: list[dict]) -> Iterator[tuple[list[dict], float
         for begin in range(0, len(order), size):
             step += 1
             yield [items[row] for row in order[begin : begin + size]], min(step / warmup, 1) * recipe.learning_rate
-
-
-def _show(bar: tqdm, step: int, n_steps: int) -> None:
-    bar.total = n_steps
-    bar.update()
 
 
 def _mean(losses: list[float]) -> float | None:
