@@ -8,8 +8,10 @@ encodings; it does not depend on the schema (see `fedmem.corpus.columns`).
 import csv
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fedmem.corpus.columns import CorpusError, Record, shown_names
@@ -50,12 +52,16 @@ def names_of(files: Sequence[Path]) -> list[str]:
     """
     places = [file.resolve() for file in files]
     for names in ([place.stem for place in places], [f"{place.parent.name}-{place.stem}" for place in places]):
-        if len(set(names)) == len(names):
+        if not (twice := _repeated(names)):
             return names
-    twice = next(name for name in names if names.count(name) > 1)
     raise CorpusError(
-        f"two files are both called {twice!r}, even with their folders' names: rename one, or give each once"
+        f"two files are both called {twice[0]!r}, even with their folders' names: rename one, or give each once"
     )
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    """The names that occur more than once, in the order of their first occurrence."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def read(file: Path, encoding: str = "utf-8") -> Iterator[Record]:
@@ -91,12 +97,10 @@ def _value(text: str, place: str) -> object:
 
 
 def _object(pairs: list[tuple[str, object]], place: str) -> dict[str, object]:
-    row = dict(pairs)  # keeps the last of two equal keys, silently
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+    # dict() keeps the last of two equal keys, silently
+    for repeated in _repeated(name for name, _ in pairs):
         raise CorpusError(f"{place}: key {shown_names([repeated])} appears more than once; keep one of them")
-    return row
+    return dict(pairs)
 
 
 def _csv(file: Path, encoding: str, delimiter: str = ",") -> Iterator[Record]:
@@ -106,8 +110,7 @@ def _csv(file: Path, encoding: str, delimiter: str = ",") -> Iterator[Record]:
         reader = csv.reader(text, delimiter=delimiter, strict=True)
         try:
             header = next(reader, [])
-            if len(set(header)) < len(header):
-                twice = next(name for name in header if header.count(name) > 1)
+            for twice in _repeated(header):
                 raise CorpusError(f"{file}, line 1: column {shown_names([twice])} appears more than once; rename one")
             # a row with line feeds in its cells spans several lines: its place is the first of them
             line = reader.line_num + 1
@@ -119,10 +122,6 @@ def _csv(file: Path, encoding: str, delimiter: str = ",") -> Iterator[Record]:
                     yield place, dict(zip(header, cells, strict=True))
         except csv.Error as error:
             raise CorpusError(f"{file}, line {reader.line_num}: not CSV ({error}); correct the quotes there") from None
-
-
-def _tsv(file: Path, encoding: str) -> Iterator[Record]:
-    return _csv(file, encoding, delimiter="\t")
 
 
 @contextmanager
@@ -171,17 +170,13 @@ def rct_records(file: Path, encoding: str = "utf-8") -> Iterator[Record]:
                 raise CorpusError(f"{place}: neither ###<abstract id> nor LABEL<tab>sentence below one")
 
 
-def _rct(file: Path, encoding: str) -> Iterator[Record]:
-    return rct_records(file, encoding)
-
-
 READERS = {
     ".jsonl": _json_lines,
     ".json": _json_lines,
     ".csv": _csv,
-    ".tsv": _tsv,
+    ".tsv": partial(_csv, delimiter="\t"),
     ".parquet": _parquet,
-    ".txt": _rct,
+    ".txt": rct_records,
 }
 
 
