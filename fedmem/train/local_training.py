@@ -94,22 +94,18 @@ def quiet_libraries(torch_threads: int | None = None) -> Iterator[None]:
     torch_threads: number of threads, ≥ 1; None keeps the current number. The INFO lines (a dozen per round) and loading
     bars of the two libraries would flood a notebook; errors are still raised or logged.
     """
-    threads, verbosity = torch.get_num_threads(), transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    flower = logging.getLogger("flwr")
-    flower_level = flower.level
-    torch.set_num_threads(torch_threads or threads)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    flower.setLevel(logging.ERROR)
-    try:
+    threads, flower = torch.get_num_threads(), logging.getLogger("flwr")
+    with contextlib.ExitStack() as restored:
+        restored.callback(torch.set_num_threads, threads)
+        restored.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
+        restored.callback(flower.setLevel, flower.level)
+        if transformers_logging.is_progress_bar_enabled():
+            restored.callback(transformers_logging.enable_progress_bar)
+        torch.set_num_threads(torch_threads or threads)
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        flower.setLevel(logging.ERROR)
         yield
-    finally:
-        torch.set_num_threads(threads)
-        transformers_logging.set_verbosity(verbosity)
-        flower.setLevel(flower_level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 @contextlib.contextmanager
