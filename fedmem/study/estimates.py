@@ -9,6 +9,7 @@ machine and an evening by.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from fedmem.config.parameter import StageConfig
 from fedmem.machine.paths import results_root
@@ -189,20 +190,15 @@ class Past:
     """The finished stages in results: their measured costs, and the rule's estimates for them."""
 
     def __init__(self):
-        self._known: dict[str, list[tuple[Estimate, Estimate]]] = {}
+        # read once: a plan asks for each of its jobs
+        self._known = cache(lambda stage: [pair for one in finished_stages(stage) if (pair := _measured(one))])
 
     def nearest(self, stage: str, guess: Estimate) -> tuple[Estimate, Estimate] | None:
         """Return (estimate by the rule, measured cost) of the finished stage that is nearest to `guess`, or None."""
         # a stage on a GPU cannot correct an estimate for a CPU, nor the reverse
-        known = [pair for pair in self._of(stage) if pair[0].gpu == guess.gpu]
+        known = [pair for pair in self._known(stage) if pair[0].gpu == guess.gpu]
         best = min(known, key=lambda pair: _far(pair[0], guess), default=None)
         return best if best and _far(best[0], guess) <= math.log(NEAR) else None
-
-    def _of(self, stage: str) -> list[tuple[Estimate, Estimate]]:
-        if stage not in self._known:
-            # read once: a plan asks for each of its jobs
-            self._known[stage] = [pair for one in finished_stages(stage) if (pair := _measured(one))]
-        return self._known[stage]
 
 
 def _far(one: Estimate, other: Estimate) -> float:
