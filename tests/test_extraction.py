@@ -8,9 +8,9 @@ import pytest
 
 from fedmem.analyze.counting import Counts, MetricsError
 from fedmem.analyze.extracted_text import by_row, extracted
-from fedmem.analyze.sample_size import ratio_by_sample_size
+from fedmem.analyze.ratios import ratio_by_sample_size
 from fedmem.config.vocabulary import POOLED
-from fedmem.corpus.lengths import measurable
+from fedmem.corpus.texts import measurable
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from transformers import (
 from fedmem.config.parameter import ConfigError
 from fedmem.config.stages import GenerateConfig
 from fedmem.corpus.loading import load_corpus
-from fedmem.generate.continuations import continue_prefixes
-from fedmem.generate.probes import GenerationError, lengths, sample, split_inputs
+from fedmem.generate.probes import GenerationError, continue_prefixes, lengths, sample, split_inputs
 from fedmem.models.decoding import Decoding, DecodingError, Draw, splitmix64
 from fedmem.models.examples import encode, template_start
 from fedmem.models.text_generation import stop_ids

@@ -7,7 +7,7 @@ import pytest
 from fedmem.analyze import exclusions, extracted_text, figures, ratios
 from fedmem.analyze.counting import Counts
 from fedmem.analyze.exclusions import EXCLUSIONS
-from fedmem.corpus.lengths import measurable
+from fedmem.corpus.texts import measurable
 from fedmem.report import figures as report_figures
 from fedmem.report.paper import published as paper_published
 from fedmem.report.paper.published import SOURCE

@@ -22,7 +22,7 @@ import pandas as pd
 from fedmem.analyze import ratios
 from fedmem.analyze.counting import Counts, MetricsError, require_columns
 from fedmem.analyze.ratios import SUMMARY
-from fedmem.corpus.word_runs import RUN_WORDS, WORD, run_numbers
+from fedmem.corpus.texts import RUN_WORDS, WORD, run_numbers
 
 GRAM_WORDS = 3
 LEAST_WORDS = 12  # repetition cannot be measured on fewer words: such a continuation is never incoherent

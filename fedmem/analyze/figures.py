@@ -256,7 +256,7 @@ def extracted(table: pd.DataFrame) -> Figure:
 @styled
 def settling(table: pd.DataFrame) -> Figure:
     """Ratios on parts of the sample: fewer prefixes, and fewer suffixes. table: that of
-    `sample_size.ratio_by_sample_size`."""
+    `ratios.ratio_by_sample_size`."""
     figure = canvas(8, 2.9)
     axes = figure.subplots(1, 2, sharey=True)
     for axis, fewer in zip(axes, ("prefixes", "suffixes"), strict=True):

@@ -62,7 +62,7 @@ def excess_cells(table: pd.DataFrame, counting: str, confidence: float = 0.95) -
 def measurable(table: pd.DataFrame, min_match_chars: int) -> str:
     """Describe which share of the texts is long enough to match.
 
-    table: that of `fedmem.corpus.lengths.measurable`. min_match_chars: shortest match in characters, ≥ 1.
+    table: that of `fedmem.corpus.texts.measurable`. min_match_chars: shortest match in characters, ≥ 1.
     """
     sums = table.groupby("text")[["long_enough", "n"]].sum()
     shares = sums["long_enough"] / sums["n"]
@@ -127,7 +127,7 @@ def extracted(table: pd.DataFrame) -> str:
 
 
 def settling(table: pd.DataFrame) -> str:
-    """Describe whether MR_total still rises with more suffixes. table: `sample_size.ratio_by_sample_size` of one
+    """Describe whether MR_total still rises with more suffixes. table: `ratios.ratio_by_sample_size` of one
     run."""
     rows = table[table["metric"] == "mr_total"].set_index(["fewer", "share"])["value"]
     half, full = rows["suffixes", 0.5], rows["suffixes", 1.0]

@@ -1,1 +1,1 @@
-"""What a process needs of the machine: paths and digests, other processes, locks. Nothing here depends on fedmem."""
+"""What a process needs of the machine: paths and digests, locks. Nothing here depends on fedmem."""

@@ -1,10 +1,11 @@
-"""Where things lie and what identifies their bytes: package, results, the hub's cache, SHA-256 of files and values."""
+"""Files of this machine: where package, results and the hub's cache lie, SHA-256 of files and values, locks."""
 
+import fcntl
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -60,3 +61,16 @@ def hub_home() -> Path:
     # repeats the rules of the hub's libraries, which planning does not import
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
+
+
+def take_lock(file: IO, wait: bool = False, shared: bool = False) -> bool:
+    """Take the lock of a file, until it is closed. Returns False when another process holds it.
+
+    The system releases a lock when its last process ends, so that none is ever left behind.
+    file: an open file. wait: True waits for the lock instead. shared: True takes a lock that others may share.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from fedmem.corpus.word_runs import RUN_WORDS, WORD, run_numbers, word_number
+from fedmem.corpus.texts import RUN_WORDS, WORD, run_numbers, word_number
 
 NEAR_WORDS = 3
 PERMUTATIONS, MISSED = 128, 1e-3  # hash values per text, at most; share of pairs at the threshold that may be missed

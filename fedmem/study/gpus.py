@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from fedmem.machine.locks import lock
+from fedmem.machine.paths import take_lock
 
 DRIVER = Path("/proc/driver/nvidia/gpus")  # NVIDIA's driver keeps a folder for each GPU here
 
@@ -47,7 +47,7 @@ def hold(names: list[str]) -> Iterator[str]:
     while True:
         for name in names:
             with _lock_file(name).open("a") as file:
-                if lock(file):
+                if take_lock(file):
                     yield name
                     return
         time.sleep(0.5)

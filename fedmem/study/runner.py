@@ -25,8 +25,7 @@ from typing import Any, TextIO
 import yaml
 
 from fedmem.config.parameter import ConfigError
-from fedmem.machine import locks
-from fedmem.machine.paths import PACKAGE, hub_home, results_root
+from fedmem.machine.paths import PACKAGE, hub_home, results_root, take_lock
 from fedmem.results.stage import StageError
 from fedmem.study import gpus
 from fedmem.study.execute import put_copies
@@ -61,7 +60,7 @@ def results_lock(study: str, wait: bool = False) -> Iterator[TextIO]:
                     "its progress (`fedmem status`), or set FEDMEM_RESULTS to another folder"
                 )
             print(f"waiting for another `fedmem run` ({_holder()})", file=sys.stderr)
-            locks.lock(lock, wait=True)
+            take_lock(lock, wait=True)
         note_in_lock(lock, study=study, host=socket.gethostname(), front=os.getpid())
         yield lock
 
@@ -78,7 +77,7 @@ def note_in_lock(lock: TextIO, **about: Any) -> None:
 def current_session() -> dict[str, Any] | None:
     """The record that the holder wrote into the lock (study, host, front, runner, session); None when nothing runs."""
     with contextlib.suppress(FileNotFoundError), _lock_path().open() as lock:
-        if not locks.lock(lock, shared=True):
+        if not take_lock(lock, shared=True):
             with contextlib.suppress(ValueError):  # read while the holder writes it
                 return json.load(lock)
             return {}
@@ -91,7 +90,7 @@ def _lock_path() -> Path:
 
 def _locked(lock: TextIO) -> bool:
     for _ in range(5):  # `current_session` in another process holds a shared lock for a moment
-        if locks.lock(lock):
+        if take_lock(lock):
             return True
         time.sleep(0.1)
     return False

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmem.analyze import extracted_text, ratios, sample_size
+from fedmem.analyze import extracted_text, ratios
 from fedmem.analyze.counting import Counts
-from fedmem.analyze.sample_size import SHARES
+from fedmem.analyze.ratios import SHARES
 
 CLIENTS, PREFIXES, MATCHES = 100, 4000, 10
 KINDS = ["verbatim", "paraphrase_high", "paraphrase_low", "idea"]
@@ -55,7 +55,7 @@ def test_counting_100_clients(benchmark, tables):
 
 
 def test_settling_of_100_clients(benchmark, tables):
-    settled = benchmark.pedantic(lambda: sample_size.ratio_by_sample_size(Counts(*tables), draws=3), rounds=1)
+    settled = benchmark.pedantic(lambda: ratios.ratio_by_sample_size(Counts(*tables), draws=3), rounds=1)
     assert len(settled) == 2 * len(SHARES) * 3
 
 

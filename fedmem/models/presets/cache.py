@@ -18,8 +18,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fedmem.machine.locks import lock
-from fedmem.machine.paths import PACKAGE, digest_of, file_digest, read_object, results_root
+from fedmem.machine.paths import PACKAGE, digest_of, file_digest, read_object, results_root, take_lock
 from fedmem.models.config_files import ModelError
 from fedmem.models.presets.pretraining import build
 from fedmem.models.presets.recipes import RECIPES, WHEELS, digest
@@ -92,9 +91,9 @@ def _alone(name: str) -> Iterator[None]:
     folder = preset_folder(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{name}.lock").open("w") as file:
-        if not lock(file):
+        if not take_lock(file):
             print(f"{name} is being built by another process: waiting for it", flush=True)
-            lock(file, wait=True)
+            take_lock(file, wait=True)
         yield
 
 
