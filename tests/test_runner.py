@@ -137,11 +137,11 @@ POOL = """
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 import time
+from fedmem.detect import PanDetector
 from fedmem.detect.matches import _start_worker
-from fedmem.detect.pan.settings import AlignmentSettings
 
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, get_context("spawn"), _start_worker, (AlignmentSettings(),))
+    pool = ProcessPoolExecutor(1, get_context("spawn"), _start_worker, (PanDetector(),))
     pool.submit(print, flush=True).result()
     print(*pool._processes, flush=True)
     time.sleep(100)

@@ -35,7 +35,9 @@ from fedmem.train.in_process_grid import (
 from fedmem.train.network.client_folders import read_client, rows_digest
 from fedmem.train.network.nodes import ClientGrid, log, refuse_telemetry, wait_for_clients
 
-server_app, client_app = ServerApp(), ClientApp()
+# one assignment each: Flower reads this file's source for them before it imports it
+server_app = ServerApp()
+client_app = ClientApp()
 
 
 @server_app.main()
