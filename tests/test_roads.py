@@ -272,6 +272,27 @@ def test_the_plan_names_what_has_changed(tiny, tmp_path):
     edit(tmp_path / "checkout" / "fedmem" / "detect" / "pan" / "cases.py")
     plan = fedmem("plan", tiny[0], results=tiny[1], checkout=tmp_path / "checkout")
     assert "stale: the code has changed: detect/pan/cases.py" in plan.stdout
+    edit(tmp_path / "checkout" / "fedmem" / "report" / "comparisons.py")
+    plan = fedmem("plan", tiny[0], results=tiny[1], checkout=tmp_path / "checkout")
+    assert re.search(r"^report .* stale: the code has changed: report/comparisons\.py", plan.stdout, re.MULTILINE)
+
+
+def test_code_that_cannot_be_read_is_named(tiny, tmp_path):
+    planned(tiny, tmp_path)
+    checkout = tmp_path / "checkout"
+    notebook, module = checkout / "notebooks" / "2_train.ipynb", checkout / "fedmem" / "report" / "comparisons.py"
+    before = notebook.read_text()
+    notebook.write_text("{")
+    plan = fedmem("plan", tiny[0], results=tiny[1], checkout=checkout)
+    assert plan.returncode == 2
+    assert "notebooks/2_train.ipynb: cannot be read as a notebook" in plan.stderr
+    notebook.write_text(before)
+    with module.open("a") as edited:
+        edited.write("def x(:\n")
+    plan = fedmem("plan", tiny[0], results=tiny[1], checkout=checkout)
+    assert plan.returncode == 2
+    assert "comparisons.py" in plan.stderr
+    assert "Traceback" not in plan.stderr
 
 
 def planned(tiny, folder):

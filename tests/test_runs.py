@@ -127,6 +127,26 @@ def test_parameters_are_checked_against_the_ancestors_before_anything_is_written
     assert not (results_root() / "generate").exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("parents", {}), ("stage", None), ("stage", "abc"), ("parameters", "abc"), ("device", None), ("finished", None),
+     ("seconds", "abc"), ("sizes", None)],
+)  # fmt: skip
+def test_an_edited_manifest_is_an_error_that_names_its_key(key, value):
+    stage = published(PartitionConfig())
+    (stage.folder / "manifest.json").write_text(json.dumps(stage.manifest | {key: value}))
+    with pytest.raises(StageError, match=f"manifest.json is not a stage's manifest: got .* as its '{key}'; run the"):
+        open_stage(stage.folder)
+    assert finished_stages("partition") == []
+
+
+def test_a_stage_is_found_by_its_name_alone():
+    stage = published(PartitionConfig())
+    assert find_stage("partition", stage.folder.name) == stage
+    with pytest.raises(StageError, match=r"there is no folder nosuch; expected one in .*partition, by path or by name"):
+        find_stage("partition", "nosuch")
+
+
 def test_a_missing_corpus_is_an_error_that_names_it():
     with pytest.raises(FileNotFoundError, match=r"corpus_path: there is no file .nowhere\.jsonl."):
         begin_stage(PartitionConfig(corpus="file", corpus_path="nowhere.jsonl"))

@@ -151,14 +151,15 @@ def plan_lines(plan: Plan, cores: int = 1) -> tuple[list[str], list[Problem]]:
 def _table(plan: Plan, jobs: list[Job], found: Mapping[str, Estimate]) -> list[str]:
     rows = [HEADINGS]
     for job in jobs:
-        state, reason, one = plan.states[job.id], plan.reasons[job.id], found[job.id]
+        state, one = plan.states[job.id], found[job.id]
         memory = size(one.mem_mb) + (f" + GPU {size(one.gpu_mb)}" if one.gpu else "")
         cost = (duration(one.seconds), memory, size(one.disk_mb), one.source) if plan.wanted(state) else [""] * 4
-        state = f"{state}: {reason}" if reason else state
-        rows.append((job.stage, job.folder.name, state, str(plan.study.shared_by(job)), *cost))
+        rows.append((job.stage, job.folder.name, plan.why(job.id, state), str(plan.study.shared_by(job)), *cost))
     report = estimates.report_estimate(len(plan.study.runs))
     timed = duration(report.seconds) if plan.report_to_do else ""
-    rows.append(("report", plan.study.name, plan.report, str(len(plan.study.runs)), timed, "", "", ""))
+    rows.append(
+        ("report", plan.study.name, plan.why("report", plan.report), str(len(plan.study.runs)), timed, "", "", "")
+    )
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -225,7 +226,8 @@ def show_status(options: argparse.Namespace) -> int:
         for stage, error in faults.items():
             print(f"  {stage}: {error}\n  executed copy: {failed_copy(one.jobs[stage].folder)}")
         failed += bool(faults)
-    print(f"report: {plan.report}")
+    stale = plan.report == "stale" or "stale" in plan.states.values()
+    print(f"report: {plan.report}" + (" (`fedmem plan` says what changed)" if stale else ""))
     _print_session(current_session())
     return 1 if failed else 0
 

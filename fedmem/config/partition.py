@@ -91,7 +91,7 @@ class PartitionConfig(StageConfig):
         0.05, "share of a partition's rows above which a common run of 8 words is boilerplate, 0 to 1", gt=0, lt=1
     )
     partitioner: Literal["iid", "natural", "dirichlet", "topic", "quantity"] = _field(
-        "natural", "rows to clients: at random, by group, mixtures of groups, by topic, at random in unequal sizes"
+        "natural", "the rule that deals the rows to clients"
     )
     client_groups: list | None = _field(
         None, "groups of each client, [[a], [b, c]]; null: the n_clients largest", when={"partitioner": ("natural",)}

@@ -59,7 +59,7 @@ def read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         known = sorted(p.stem for p in path.parent.glob("*.yaml"))
         others = f"; files in {path.parent}: {', '.join(known)}" if known else ""
-        raise ConfigError(f"{path}: there is no such file{others}") from None
+        raise ConfigError(f"{path}: there is no such file; expected the path of a YAML file{others}") from None
     except (IsADirectoryError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a YAML file in UTF-8: {error}") from None
     content = parse(text, str(path))

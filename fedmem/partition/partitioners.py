@@ -1,4 +1,4 @@
-"""The rules that assign texts to clients: at random, by group, by mixtures of groups, by topic, in unequal sizes.
+"""The rules that assign texts to clients, one function each.
 
 The rules assign units: rows that belong together. Each rule returns the client of every unit, or NOBODY. It ends in
 bounded time, and a request that cannot be met raises an error that says which part of it is too large. Where

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import grimp
+from grimp.exceptions import SourceSyntaxError
 
+from fedmem.config.parameter import ConfigError
 from fedmem.machine.paths import PACKAGE, data_file, digest_of, file_digest
 from fedmem.results.identity import notebook_file
 
@@ -53,7 +55,10 @@ def _digests(modules: Iterable[str]) -> dict[str, str]:
 
 def _graph() -> grimp.ImportGraph:
     """The package's imports as its files are now: kernels live long, and somebody may edit the package meanwhile."""
-    return grimp.build_graph("fedmem", cache_dir=None)
+    try:
+        return grimp.build_graph("fedmem", cache_dir=None)
+    except SourceSyntaxError as error:
+        raise ConfigError(f"{error}; mend the file: what a stage imports cannot be told before") from None
 
 
 def _closure(graph: grimp.ImportGraph, roots: set[str], without_pictures: bool = False) -> set[str]:
@@ -70,8 +75,15 @@ def _closure(graph: grimp.ImportGraph, roots: set[str], without_pictures: bool =
 
 
 def _cells(stage: str) -> list[str]:
-    cells = json.loads(notebook_file(stage).read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    path = notebook_file(stage)
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"notebooks/{path.name}: cannot be read as a notebook ({error}); `git checkout notebooks/{path.name}` "
+            "restores it"
+        ) from None
 
 
 def _imported(code: str, modules: set[str]) -> set[str]:

@@ -19,7 +19,10 @@ from fedmem.results.identity import NOTEBOOKS
 
 MANIFEST = "manifest.json"
 
-REQUIRED = {"stage", "identity", "parameters", "parents", "files", "sizes", "code", "finished", "seconds"}
+SHAPE: dict[str, type | tuple[type, ...]] = {  # what every manifest has
+    "stage": str, "identity": str, "parameters": dict, "parents": list, "files": dict, "sizes": dict, "code": str,
+    "device": str, "finished": str, "seconds": (int, float),
+}  # fmt: skip
 
 
 class StageError(RuntimeError):
@@ -123,9 +126,17 @@ def open_stage(folder: str | Path) -> Stage:
         raise StageError(f"{folder} has no finished stage (no {MANIFEST}): run its notebook to the end first") from None
     except ValueError as error:
         raise StageError(f"{folder / MANIFEST} is not JSON ({error}): run the stage again") from None
-    if not isinstance(manifest, dict) or not manifest.keys() >= REQUIRED:
-        raise StageError(f"{folder / MANIFEST} is not a manifest of a stage: run the stage again")
+    broken = next((key for key, kind in SHAPE.items() if not isinstance(_of(manifest, key), kind)), None)
+    if broken or manifest["stage"] not in NOTEBOOKS:
+        raise StageError(
+            f"{folder / MANIFEST} is not a stage's manifest: got {_of(manifest, broken or 'stage')!r} as its "
+            f"{broken or 'stage'!r}; run the stage again"
+        )
     return Stage(folder, manifest)
+
+
+def _of(manifest: Any, key: str) -> Any:
+    return manifest.get(key) if isinstance(manifest, dict) else None
 
 
 def finished_stages(stage: str, root: Path | None = None) -> list[Stage]:
@@ -142,12 +153,17 @@ def finished_stages(stage: str, root: Path | None = None) -> list[Stage]:
 def find_stage(stage: str, wanted: str = "latest") -> Stage:
     """The finished stage that a notebook takes as its parent.
 
-    stage: kind of stage. wanted: a folder, as a path or relative to results, or "latest", the newest finished stage.
+    stage: kind of stage. wanted: a folder, as a path or relative to results or to the stage's folder there, or
+        "latest", the newest finished stage.
     Raises StageError if there is no such stage or if it is of another kind.
     """
     if wanted != "latest":
-        inside = results_root() / wanted
-        found = open_stage(inside if (inside / MANIFEST).is_file() else wanted)
+        places = [results_root() / wanted, results_root() / stage / wanted, Path(wanted)]
+        if not any(place.is_dir() for place in places):
+            raise StageError(
+                f"there is no folder {wanted}; expected one in {results_root() / stage}, by path or by name"
+            )
+        found = open_stage(next((place for place in places if (place / MANIFEST).is_file()), wanted))
         if found.name != stage:
             raise StageError(f"{wanted} is a {found.name} stage; expected a {stage} stage")
         return found

@@ -9,7 +9,7 @@ from typing import Any
 from fedmem.config.stages import STAGES
 from fedmem.machine.paths import digest_of, read_object, results_root
 from fedmem.results.code_files import changed_files, code_files
-from fedmem.results.stage import StageError, open_stage
+from fedmem.results.stage import MANIFEST, StageError, open_stage
 from fedmem.results.studies import report_identity
 from fedmem.study import estimates
 from fedmem.study.estimates import Estimate
@@ -22,7 +22,7 @@ from fedmem.study.jobs import DESCRIPTION, Job, Study
 class Plan:
     """The states of a study's jobs: {job id: finished | stale | to do}, and the state of its report.
 
-    keep_stale: stale stages are kept instead of repeated. reasons: {job id: why it is not finished}.
+    keep_stale: stale stages are kept instead of repeated. reasons: {job id, or "report": why it is not finished}.
     """
 
     study: Study
@@ -39,6 +39,10 @@ class Plan:
     def to_do(self) -> list[Job]:
         """Jobs to execute, parents first."""
         return [job for id_, job in self.study.jobs.items() if self.wanted(self.states[id_])]
+
+    def why(self, id_: str, state: str) -> str:
+        """The state of a job, or of the "report", with its reason where there is one."""
+        return f"{state}: {self.reasons[id_]}" if self.reasons.get(id_) else state
 
     @property
     def report_to_do(self) -> bool:
@@ -64,8 +68,10 @@ def make_plan(study: Study, keep_stale: bool = False) -> Plan:
     expected = report_identity({run.name: run.jobs["analyze"].identity for run in study.runs})
     page = study.folder / "report.html"  # written after the manifest, so a published report may lack it
     if report.identity == expected and page.is_file() and not report.damaged() and _is_described(study):
-        stale = report.manifest["code"] != digest_of(code["studies"]) or "stale" in states.values()
-        result.report = "stale" if stale else "finished"
+        result.report = "stale" if "stale" in states.values() else "finished"
+        if report.manifest["code"] != digest_of(code["studies"]):
+            result.report, then = "stale", report.manifest.get("code_files", {})
+            reasons["report"] = "the code has changed" + changed_files(then, code["studies"])
     return result
 
 
@@ -76,8 +82,8 @@ def _state(job: Job, code: dict[str, dict[str, str]], states: dict[str, str]) ->
     """
     try:
         stage = open_stage(job.folder)
-    except StageError:
-        return "to do", ""
+    except StageError as error:
+        return "to do", str(error) if (job.folder / MANIFEST).exists() else ""
     if stage.identity != job.identity:
         return "to do", "its folder contains another stage"
     if name := stage.damaged():
