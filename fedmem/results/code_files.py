@@ -58,7 +58,7 @@ def _graph() -> grimp.ImportGraph:
     try:
         return grimp.build_graph("fedmem", cache_dir=None)
     except SourceSyntaxError as error:
-        raise ConfigError(f"{error}; mend the file: what a stage imports cannot be told before") from None
+        raise ConfigError(f"{error}; mend the file first: the code of a stage is found by its imports") from None
 
 
 def _closure(graph: grimp.ImportGraph, roots: set[str], without_pictures: bool = False) -> set[str]:
