@@ -172,7 +172,8 @@ def _sharing(plan: Plan, jobs: list[Job]) -> Iterator[str]:
     yield f"{runs} run{'s' * (runs > 1)}: {naive} notebooks one by one, {shared}"
     to_do = len(plan.to_do) + plan.report_to_do
     stale = sum(state == "stale" for state in plan.states.values())
-    yield f"to do: {to_do} notebooks" + (f", {stale} of them stale" if stale and not plan.keep_stale else "")
+    notebooks = f"{to_do} notebook" + "s" * (to_do != 1)
+    yield f"to do: {notebooks}" + (f", {stale} of them stale" if stale and not plan.keep_stale else "")
 
 
 def _totals(plan: Plan, found: Mapping[str, Estimate], cores: int) -> Iterator[str]:

@@ -26,7 +26,9 @@ def half_up(value: float, digits: int) -> float:
 
 
 def significant_figures(value: float, n: int = 4) -> str:
-    """`value` with at most `n` significant figures, as tables show it: 0.04375 → "0.04375", 1.5625 → "1.563"."""
+    """`value` with `n` significant figures, or all before the point: 1.5625 → "1.563", 12345.6 → "12346"."""
+    if 10**n - 0.5 <= abs(value) < 10**EXACT:
+        return f"{half_up(value, 0):.0f}"
     if value == 0 or not math.isfinite(value):
         return f"{value:.{n}g}"
     return f"{half_up(value, n - 1 - math.floor(math.log10(abs(value)))):.{n}g}"
