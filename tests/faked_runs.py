@@ -41,7 +41,7 @@ def _publish(job, tables):
     manifest = {
         "stage": job.stage, "identity": job.identity, "parameters": job.config.model_dump(), "parents": parents,
         "files": {f"{name}.parquet": "" for name in tables}, "sizes": {}, "code": "", "finished": "2026",
-        "seconds": 1.5,
+        "device": "cpu", "seconds": 1.5,
     }  # fmt: skip
     (job.folder / "manifest.json").write_text(json.dumps(manifest))
 

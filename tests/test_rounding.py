@@ -62,10 +62,11 @@ def test_tables_show_floats_as_words_and_what_is_missing_as_a_dash():
 
 
 def test_tables_of_a_notebook_have_one_look():
+    before = pd.options.display.float_format
     with pd.option_context("display.float_format", None, "display.html.border", 1, "display.max_rows", 60):
         display_settings(max_rows=4)
         table = pd.DataFrame({"share": [0.123456] * 5})._repr_html_()
     assert 'border="0"' in table
     assert "<td>0.1235</td>" in table
     assert "<td>...</td>" in table  # five rows are more than four
-    assert pd.options.display.float_format is None
+    assert pd.options.display.float_format is before
