@@ -126,17 +126,15 @@ def open_stage(folder: str | Path) -> Stage:
         raise StageError(f"{folder} has no finished stage (no {MANIFEST}): run its notebook to the end first") from None
     except ValueError as error:
         raise StageError(f"{folder / MANIFEST} is not JSON ({error}): run the stage again") from None
-    broken = next((key for key, kind in SHAPE.items() if not isinstance(_of(manifest, key), kind)), None)
+    manifest = manifest if isinstance(manifest, dict) else {}
+    broken = next((key for key, kind in SHAPE.items() if not isinstance(manifest.get(key), kind)), None)
     if broken or manifest["stage"] not in NOTEBOOKS:
+        key = broken or "stage"
         raise StageError(
-            f"{folder / MANIFEST} is not a stage's manifest: got {_of(manifest, broken or 'stage')!r} as its "
-            f"{broken or 'stage'!r}; run the stage again"
+            f"{folder / MANIFEST} is not a stage's manifest: got {manifest.get(key)!r} as its {key!r}; run the stage "
+            "again"
         )
     return Stage(folder, manifest)
-
-
-def _of(manifest: Any, key: str) -> Any:
-    return manifest.get(key) if isinstance(manifest, dict) else None
 
 
 def finished_stages(stage: str, root: Path | None = None) -> list[Stage]:
